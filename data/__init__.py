@@ -1,0 +1,1 @@
+"""Own sample traces and examples."""

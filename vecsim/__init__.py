@@ -1,0 +1,1 @@
+"""Vectorized simulator of LLM-serving fleets."""

@@ -1,0 +1,113 @@
+"""What the kernels leave behind: plain columns, in workload order, before any frame is made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class GapDistribution:
+    """Inter-token gaps (ms), pooled over all tokens of the completed requests.
+
+    Attributes:
+        count: number of gaps, zeros included.
+        zeros: number of gaps that are exactly zero.
+        minimum, maximum: exact extremes of all gaps (ms); NaN without gaps.
+        mean, m2: mean (ms) and sum of squared deviations from it (ms^2) of all gaps.
+        rate_mean, rate_m2: the same of 1000 / gap (tokens/s) over the positive gaps.
+        positive_minimum: smallest positive gap (ms); NaN without one.
+        bins: int64 [m], number of positive gaps in each non-empty bin, ascending by gap.
+        midpoints: float64 [m], representative gap (ms) of each of these bins, within 0.01 % of every
+            gap counted there.
+    """
+
+    count: int
+    zeros: int
+    minimum: float
+    maximum: float
+    mean: float
+    m2: float
+    rate_mean: float
+    rate_m2: float
+    positive_minimum: float
+    bins: np.ndarray
+    midpoints: np.ndarray
+
+
+@dataclass(frozen=True)
+class PoolOutcome:
+    """One worker pool after a run.
+
+    Attributes:
+        name: "agg", "prefill" or "decode" (the reference's pool names).
+        workers: number of workers.
+        dp_size: attention-DP ranks per worker.
+        gpus_per_worker: modelled GPUs of one worker.
+        busy_ms: float64 [workers], time with a pass in flight.
+        kv_block_ms: float64 [workers], integral of referenced KV blocks over time (blocks x ms), all
+            ranks of the worker together.
+        total_blocks: KV blocks of one rank.
+        passes: int64 [workers], passes completed.
+        preemptions: int64 [workers * dp_size], preemptions per rank.
+    """
+
+    name: str
+    workers: int
+    dp_size: int
+    gpus_per_worker: int
+    busy_ms: np.ndarray
+    kv_block_ms: np.ndarray
+    total_blocks: int
+    passes: np.ndarray
+    preemptions: np.ndarray
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Columns of one finished run; n = number of requests, row order = workload order.
+
+    Times are float64 ms, NaN where undefined. Tokens of unfinished requests that became visible
+    before a time limit are included.
+
+    Attributes:
+        arrival_ms: recorded arrival (release time in a closed loop); NaN if it never arrived.
+        tokenized_ms: end of tokenization; None without a tokenization stage.
+        first_admit_ms, first_token_ms, second_token_ms, last_token_ms, terminal_ms: float64 [n].
+        output_length: int32 [n], tokens produced.
+        reused_input_tokens: int32 [n], largest prefix reuse over the admissions (tokens).
+        first_reused_input_tokens: int32 [n], prefix reuse of the first admission (tokens).
+        admissions: int32 [n], number of admissions.
+        status, reason: uint8 [n], codes of `vecsim.kernels.layout`.
+        rank: int32 [n], scheduler id (worker * dp_size + dp rank); -1 if never placed.
+        readmission_request: int32 [k], readmission_at_ms: float64 [k], readmission_reused: int32 [k]:
+            admissions after a preemption, by time within each request.
+        end_ms: virtual time of the last processed event.
+        committed_prefill_tokens: prompt tokens computed by finished prefill passes (spec: report,
+            section 6).
+        gaps: inter-token gaps.
+        pools: one entry per pool; the aggregated pool is called "agg".
+    """
+
+    arrival_ms: np.ndarray
+    tokenized_ms: np.ndarray | None
+    first_admit_ms: np.ndarray
+    first_token_ms: np.ndarray
+    second_token_ms: np.ndarray
+    last_token_ms: np.ndarray
+    terminal_ms: np.ndarray
+    output_length: np.ndarray
+    reused_input_tokens: np.ndarray
+    first_reused_input_tokens: np.ndarray
+    admissions: np.ndarray
+    status: np.ndarray
+    reason: np.ndarray
+    rank: np.ndarray
+    readmission_request: np.ndarray
+    readmission_at_ms: np.ndarray
+    readmission_reused: np.ndarray
+    end_ms: float
+    committed_prefill_tokens: int
+    gaps: GapDistribution
+    pools: tuple[PoolOutcome, ...]

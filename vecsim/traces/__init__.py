@@ -1,0 +1,1 @@
+"""Readers of trace files, one module a format."""
