@@ -1,0 +1,184 @@
+"""JSON and YAML documents as plain trees, with duplicate keys refused and YAML read as YAML 1.2."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any, NoReturn
+
+import yaml
+
+from vecsim.errors import InputError
+
+_Base: type = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+def read_document(path: str | Path) -> Any:
+    """The tree in a .json, .yaml or .yml file. Raises InputError naming the file, line or key."""
+    path = Path(path)
+    parsers = {".json": parse_json, ".yaml": parse_yaml, ".yml": parse_yaml}
+    parse = parsers.get(path.suffix.lower())
+    if parse is None:
+        raise InputError(str(path), path.suffix, "a file name ending in .json, .yaml or .yml")
+    try:
+        text = path.read_bytes().decode("utf-8-sig")
+    except OSError as error:
+        raise InputError(str(path), error.strerror, "a readable file") from None
+    except UnicodeDecodeError as error:
+        raise InputError(str(path), f"byte {error.start}", "UTF-8 text") from None
+    return parse(text, path.name)
+
+
+def join(path: str, part: str | int) -> str:
+    """A field path extended by a key or by a list index."""
+    if isinstance(part, int):
+        return f"{path}[{part}]"
+    return f"{path}.{part}" if path else part
+
+
+# --- JSON -----------------------------------------------------------------------------------------
+
+
+class _DuplicateKey(Exception):
+    """An object of the document being parsed has a key twice."""
+
+
+class _Pairs(list):
+    """The members of one JSON object, duplicates kept."""
+
+
+def parse_json(text: str, name: str = "JSON") -> Any:
+    """The tree of a JSON text; non-finite numbers and duplicate keys are refused.
+
+    `name` is what errors call the text. Raises InputError.
+    """
+    try:
+        return json.loads(
+            text, object_pairs_hook=_unique, parse_float=_finite, parse_constant=_refuse_constant
+        )
+    except _DuplicateKey:
+        _raise_duplicate(json.loads(text, object_pairs_hook=_Pairs), "")
+    except json.JSONDecodeError as error:
+        where = f"{name}:{error.lineno}:{error.colno}"
+        raise InputError(where, _snippet(text, error.pos), f"JSON ({error.msg})") from None
+    except RecursionError:
+        raise InputError(name, "a document nested too deeply", "a spec") from None
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    tree = dict(pairs)
+    if len(tree) != len(pairs):
+        raise _DuplicateKey
+    return tree
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        raise InputError("JSON", text, "a number within the range of a float64")
+    return value
+
+
+def _refuse_constant(text: str) -> NoReturn:
+    raise InputError("JSON", text, "a finite number")
+
+
+def _raise_duplicate(node: Any, path: str) -> None:
+    """Raise for the first key that is twice in one object of a tree made of `_Pairs`."""
+    if isinstance(node, _Pairs):
+        seen: dict[str, Any] = {}
+        for key, value in node:
+            if key in seen:
+                raise InputError(join(path, key), [seen[key], value], "the key only once")
+            seen[key] = value
+            _raise_duplicate(value, join(path, key))
+    elif isinstance(node, list):
+        for index, value in enumerate(node):
+            _raise_duplicate(value, join(path, index))
+
+
+def _snippet(text: str, position: int) -> str:
+    return text[position : position + 20] or "the end of the text"
+
+
+# --- YAML -----------------------------------------------------------------------------------------
+
+
+class _Loader(_Base):
+    """Plain scalars by the core schema of YAML 1.2: `1e3` is a number, `on` is a string."""
+
+    yaml_implicit_resolvers: dict = {}  # noqa: RUF012 (filled by add_implicit_resolver)
+
+
+def _construct_int(loader: Any, node: yaml.ScalarNode) -> int:
+    text = node.value
+    return int(text, 0) if text[:2] in ("0o", "0x") else int(text)
+
+
+def _construct_float(loader: Any, node: yaml.ScalarNode) -> float:
+    return float(node.value.lower().replace(".inf", "inf").replace(".nan", "nan"))
+
+
+_RESOLVERS = (
+    ("bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
+    ("int", r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+", "-+0123456789"),
+    ("float", r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?", "-+.0123456789"),
+    ("float", r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)", "-+."),
+    ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
+    ("merge", r"<<", "<"),
+)
+for _tag, _pattern, _first in _RESOLVERS:
+    _Loader.add_implicit_resolver(
+        f"tag:yaml.org,2002:{_tag}", re.compile(f"^(?:{_pattern})$"), list(_first)
+    )
+_Loader.add_constructor("tag:yaml.org,2002:int", _construct_int)
+_Loader.add_constructor("tag:yaml.org,2002:float", _construct_float)
+
+
+def parse_yaml(text: str, name: str = "YAML") -> Any:
+    """The tree of a YAML text of one document; duplicate keys are refused.
+
+    `name` is what errors call the text. Raises InputError.
+    """
+    try:
+        loader = _Loader(text)
+        try:
+            node = loader.get_single_node()
+            if node is None:
+                return None
+            _refuse_duplicates(node, "", name, set())
+            return loader.construct_document(node)
+        finally:
+            loader.dispose()
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = name if mark is None else f"{name}:{mark.line + 1}:{mark.column + 1}"
+        problem = " ".join(str(error.problem or error.context).split())
+        raise InputError(where, problem, "one YAML document") from None
+    except yaml.YAMLError as error:
+        raise InputError(name, " ".join(str(error).split()), "one YAML document") from None
+    except RecursionError:
+        raise InputError(name, "a document nested too deeply", "a spec") from None
+
+
+def _refuse_duplicates(node: yaml.Node, path: str, name: str, seen: set[int]) -> None:
+    """Raise for the first key that is twice in one mapping; `seen` holds the anchored nodes met."""
+    if isinstance(node, yaml.ScalarNode) or id(node) in seen:
+        return
+    seen.add(id(node))
+    if isinstance(node, yaml.SequenceNode):
+        for index, item in enumerate(node.value):
+            _refuse_duplicates(item, join(path, index), name, seen)
+        return
+    keys: set[str] = set()
+    for key, value in node.value:
+        where = join(path, str(key.value))
+        line = key.start_mark.line + 1
+        if not isinstance(key, yaml.ScalarNode):
+            raise InputError(f"{name}:{line}", "a key that is not a scalar", "a string as key")
+        if key.value in keys:
+            raise InputError(where, f"the key again in {name}:{line}", "the key only once")
+        keys.add(key.value)
+        _refuse_duplicates(value, where, name, seen)

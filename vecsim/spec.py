@@ -1,0 +1,258 @@
+"""Specs from dicts and files to descriptors, and back.
+
+Field paths start at the spec: `engine.rank.block_size` in a bare spec and in a wrapped one; what
+stands beside `spec` in a wrapped one (`traffic`, `tokenization`, ...) keeps its own name.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+from msgspec import inspect
+
+from vecsim.descriptors import ALIASES, Payload, ReplaySpec
+from vecsim.documents import join, read_document
+from vecsim.errors import MISSING, InputError
+from vecsim.inspection import Inspection, has_default
+
+Source = dict[str, Any] | Payload | ReplaySpec | str | os.PathLike[str]
+
+_PAYLOAD = inspect.type_info(Payload)
+_ENVELOPE = tuple(field.name for field in _PAYLOAD.fields if field.name != "spec")
+
+
+class IgnoredKeyWarning(UserWarning):
+    """Keys of a spec that have no effect, because the reference ignores them."""
+
+
+def load(source: Source) -> Payload:
+    """The payload that a source describes, parsed but not yet validated.
+
+    Args:
+        source: a spec as a dict, bare or wrapped with `traffic`, `tokenization` and so on; the path
+            of a .json, .yaml or .yml file that holds one; or descriptors built in Python.
+
+    Raises:
+        InputError: something is missing, unknown, given twice or of the wrong type. The first
+            failure is raised; the others are its notes.
+
+    Warns:
+        IgnoredKeyWarning: once, naming all keys that have no effect.
+    """
+    authored = _wrap(_tree(source))
+    envelope, inspection = _inspect(authored)
+    if inspection.problems:
+        raise _explain(authored)
+    try:
+        payload = msgspec.convert(envelope, Payload)
+    except msgspec.ValidationError as error:
+        raise _explain(authored, str(error)) from None
+    _require_explicit_blocks(envelope["spec"])
+    if inspection.ignored:
+        keys = ", ".join(inspection.ignored)
+        warnings.warn(f"keys without effect: {keys}", IgnoredKeyWarning, stacklevel=2)
+    return payload
+
+
+def to_dict(payload: Payload) -> dict[str, Any]:
+    """The payload as builtins, every field written out; `load` gives back an equal payload."""
+    return msgspec.to_builtins(payload)
+
+
+def to_json(payload: Payload) -> str:
+    """The payload as indented JSON, every field written out."""
+    return msgspec.json.format(msgspec.json.encode(payload), indent=2).decode()
+
+
+def json_schema() -> dict[str, Any]:
+    """JSON Schema (2020-12) of a spec, bare or wrapped."""
+    (wrapped, bare), definitions = msgspec.json.schema_components(
+        (Payload, ReplaySpec), ref_template="#/$defs/{name}"
+    )
+    for struct, names in ALIASES.items():
+        properties = definitions[struct.__name__]["properties"]
+        properties.update({alias: properties[name] for alias, name in names.items()})
+    spec = definitions[ReplaySpec.__name__]["properties"]
+    spec["engine"] = {
+        "anyOf": [{"type": "null"}, {"$ref": "#/$defs/EngineDescriptor"}],
+        "default": {},
+    }
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "vecsim replay spec",
+        "anyOf": [wrapped, bare],
+        "$defs": definitions,
+    }
+
+
+def defaulted(source: Source) -> list[str]:
+    """Paths of the fields that a source leaves to their default, requests apart.
+
+    An object that is left out counts field by field (`engine.rank.block_size`). In descriptors
+    built in Python a field counts as left out when it has its default value.
+    """
+    written = isinstance(source, Payload | ReplaySpec)
+    envelope, _ = _inspect(_wrap(_written(source) if written else _tree(source)))
+    return list(_left_out(envelope, _PAYLOAD, ""))
+
+
+def set_path(tree: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
+    """Set one field of a spec tree, bare or wrapped, in place; returns the tree.
+
+    Objects on the way are made where they are missing or null. `path` is as in error messages:
+    `engine.rank.block_size`, `requests[0].dp_rank`, `tokenization.workers`; a bare tree is wrapped
+    when the path leads beside the spec. Raises InputError where the path does not fit the tree.
+    """
+    keys = _split_path(path)
+    if keys[0] == "spec" and len(keys) > 1:
+        keys = keys[1:]
+    node: Any = tree
+    if keys[0] in _ENVELOPE:
+        if "spec" not in tree:
+            spec = dict(tree)
+            tree.clear()
+            tree["spec"] = spec
+    elif "spec" in tree:
+        node = tree["spec"]
+    for key in keys[:-1]:
+        child = _member(node, key, path)
+        if child is None:
+            child = {}
+            _assign(node, key, child, path)
+        node = child
+    _assign(node, keys[-1], value, path)
+    return tree
+
+
+# --- reading --------------------------------------------------------------------------------------
+
+
+def _tree(source: Source) -> dict[str, Any]:
+    """The source as a tree of builtins."""
+    if isinstance(source, Payload | ReplaySpec):
+        try:
+            tree = msgspec.to_builtins(source)
+        except (TypeError, ValueError) as error:
+            raise InputError("payload", str(error), "descriptors that hold plain values") from None
+        return tree if isinstance(source, Payload) else {"spec": tree}
+    if isinstance(source, str | os.PathLike):
+        source = read_document(os.fspath(source))
+    if not isinstance(source, dict):
+        raise InputError("payload", source, "a replay spec: a dict, descriptors, or a file's path")
+    return source
+
+
+def _wrap(tree: dict[str, Any]) -> dict[str, Any]:
+    """The tree with `spec` at its top.
+
+    One that has `spec` beside a whole bare spec counts as wrapped if that parses, else as bare.
+    What is wrong inside the engine does not matter here: the engine is parsed after this decision.
+    """
+    if "spec" not in tree:
+        return {"spec": tree}
+    if "topology" not in tree:
+        return tree
+    for candidate in (tree, {"spec": tree}):
+        _, inspection = _inspect(candidate, into_requests=True)
+        if all(_in_engine(problem) for problem in inspection.problems):
+            return candidate
+    return tree
+
+
+def _inspect(
+    authored: dict[str, Any], into_requests: bool = False
+) -> tuple[dict[str, Any], Inspection]:
+    """A wrapped tree with its aliases resolved, and what a walk over it found."""
+    inspection = Inspection(into_requests)
+    return inspection.visit(authored, _PAYLOAD, ""), inspection
+
+
+def _in_engine(problem: InputError) -> bool:
+    return problem.where.partition(".")[0] == "engine"
+
+
+def _explain(authored: dict[str, Any], message: str = "") -> InputError:
+    """The first failure of a tree that does not parse, with the others as its notes."""
+    _, inspection = _inspect(authored, into_requests=True)
+    if not inspection.problems:
+        return InputError("payload", message, "a replay spec")
+    first, *others = sorted(inspection.problems, key=_in_engine)
+    for other in others:
+        first.add_note(f"also {other}")
+    return first
+
+
+def _require_explicit_blocks(spec: dict[str, Any]) -> None:
+    """A state cache shares the KV pool, so the size of the pool must be written, not defaulted."""
+    engine = spec.get("engine") or {}
+    blocks = [("engine", engine)]
+    blocks += [(f"engine.{stage}", engine.get(stage)) for stage in ("prefill", "decode")]
+    for path, block in blocks:
+        rank = (block or {}).get("rank") or {}
+        if rank.get("state_cache") is not None and "num_gpu_blocks" not in rank:
+            raise InputError(
+                f"{path}.rank.num_gpu_blocks", MISSING, "an explicit value beside state_cache"
+            )
+
+
+# --- defaults -------------------------------------------------------------------------------------
+
+
+def _written(struct: msgspec.Struct) -> dict[str, Any]:
+    """The fields of a struct that differ from their default, nested structs likewise."""
+    type_ = inspect.type_info(type(struct))
+    tree = {} if type_.tag_field is None else {type_.tag_field: type_.tag}
+    for field in type_.fields:
+        value = getattr(struct, field.name)
+        if not has_default(field, value):
+            tree[field.name] = _written(value) if isinstance(value, msgspec.Struct) else value
+    return tree
+
+
+def _left_out(node: dict[str, Any], type_: inspect.StructType, path: str) -> Iterator[str]:
+    for field in type_.fields:
+        where = "" if type_.cls is Payload and field.name == "spec" else join(path, field.name)
+        inner = _struct_type(field.type, node.get(field.name))
+        if field.name not in node and not isinstance(field.type, inspect.StructType):
+            yield where
+        elif inner is not None:
+            yield from _left_out(node.get(field.name, {}), inner, where)
+
+
+def _struct_type(type_: inspect.Type, node: Any) -> inspect.StructType | None:
+    """The struct that a value of this type is; None for values that are not structs."""
+    if isinstance(type_, inspect.StructType):
+        return type_
+    if not isinstance(type_, inspect.UnionType) or not isinstance(node, dict):
+        return None
+    structs = [option for option in type_.types if isinstance(option, inspect.StructType)]
+    tagged = [s for s in structs if s.tag_field is None or node.get(s.tag_field) == s.tag]
+    return tagged[0] if tagged else None
+
+
+# --- paths ----------------------------------------------------------------------------------------
+
+
+def _split_path(path: str) -> list[str | int]:
+    keys = [int(key) if key.isdigit() else key for key in re.split(r"\.|\[|\]\.?", path) if key]
+    if not keys or isinstance(keys[0], int):
+        raise InputError("path", path, "a field path such as engine.rank.block_size")
+    return keys
+
+
+def _member(node: Any, key: str | int, path: str) -> Any:
+    if isinstance(node, dict) and isinstance(key, str):
+        return node.get(key)
+    if isinstance(node, list) and isinstance(key, int) and key < len(node):
+        return node[key]
+    raise InputError(path, node, f"something that holds {key!r}")
+
+
+def _assign(node: Any, key: str | int, value: Any, path: str) -> None:
+    _member(node, key, path)
+    node[key] = value
