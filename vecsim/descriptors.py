@@ -388,6 +388,7 @@ class Traffic(_Closed, kw_only=True):
     max_sim_time_ms: float | None = None
     execution_model: str | None = None
     agentic_lanes: UInt | None = None
+    weka_nested_timestamp_basis: Literal["auto", "absolute", "relative"] | None = None
     isl: UInt | None = None
     osl: UInt | None = None
     request_count: UInt | None = None
