@@ -150,6 +150,25 @@ def head_of_csr(offsets: np.ndarray | None, ids: np.ndarray | None, n: int) -> t
     return (None, None) if offsets is None else (offsets[: n + 1], ids[: offsets[n]])
 
 
+def check_ratio(name: str, ratio: Any) -> float:
+    """A speed-up ratio: finite and above 0."""
+    if isinstance(ratio, bool) or not isinstance(ratio, (int, float, np.number)):
+        raise InputError(name, ratio, "a finite number above 0")
+    if not (np.isfinite(ratio) and ratio > 0):
+        raise InputError(name, ratio, "a finite number above 0")
+    return float(ratio)
+
+
+def scale_arrivals(since_first_ms: np.ndarray, ratio: float) -> np.ndarray:
+    """Times since the first arrival (float64 ms), divided by `arrival_speedup_ratio`."""
+    ratio = check_ratio("arrival_speedup_ratio", ratio)
+    with np.errstate(over="ignore"):
+        scaled = since_first_ms / ratio
+    if not np.isfinite(scaled).all():
+        raise InputError("arrival_speedup_ratio", ratio, "a ratio that leaves arrivals finite")
+    return scaled
+
+
 def fit_blocks(
     input_length: np.ndarray, offsets: np.ndarray, ids: np.ndarray, block_tokens: int
 ) -> tuple[np.ndarray, np.ndarray]:

@@ -27,6 +27,7 @@ from vecsim.columns import (
     optional,
     positive_int,
     rank_column,
+    scale_arrivals,
     text_column,
 )
 from vecsim.errors import InputError
@@ -283,17 +284,6 @@ class Workload:
             build = _content_tree if by_content else _engine_tree
             tree = self._trees[key] = build(self, engine_block)
         return tree
-
-
-def scale_arrivals(since_first_ms: np.ndarray, ratio: float) -> np.ndarray:
-    """Times since the first arrival (float64 ms), divided by `arrival_speedup_ratio`."""
-    if not (isinstance(ratio, (int, float)) and np.isfinite(ratio) and ratio > 0):
-        raise InputError("arrival_speedup_ratio", ratio, "a finite number above 0")
-    with np.errstate(over="ignore"):
-        scaled = since_first_ms / ratio
-    if not np.isfinite(scaled).all():
-        raise InputError("arrival_speedup_ratio", ratio, "arrivals that stay finite when divided")
-    return scaled
 
 
 def _no_blocks(n: int) -> tuple[np.ndarray, np.ndarray]:

@@ -1,0 +1,105 @@
+"""Bytes of a trace file: decompressed by content, without a byte order mark, as numbered lines."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import os
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import polars as pl
+
+from vecsim.errors import InputError
+
+_GZIP_MAGIC = b"\x1f\x8b"
+_ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+_UTF8_MARK = b"\xef\xbb\xbf"
+
+
+@dataclass(frozen=True)
+class TraceFile:
+    """Text of a trace.
+
+    Attributes:
+        name: the path as the user gave it; error messages start with it.
+        data: UTF-8 text, decompressed, without a byte order mark.
+    """
+
+    name: str
+    data: bytes
+
+    def lines(self) -> Iterator[tuple[int, bytes]]:
+        """(number from 1, text) of every line that is not blank."""
+        for number, line in enumerate(self.data.split(b"\n"), 1):
+            if line.strip():
+                yield number, line
+
+    def line_count(self) -> int:
+        """Number of lines, blank ones included; an unfinished last line counts."""
+        unfinished = bool(self.data) and not self.data.endswith(b"\n")
+        return self.data.count(b"\n") + unfinished
+
+    def head(self, lines: int) -> TraceFile:
+        """The first `lines` lines, blank ones included."""
+        end = 0
+        for _ in range(lines):
+            end = self.data.find(b"\n", end) + 1
+            if end == 0:
+                return self
+        return TraceFile(self.name, self.data[:end])
+
+    def position(self, offset: int) -> str:
+        """`name:line:column` of a byte."""
+        line = self.data.count(b"\n", 0, offset) + 1
+        column = offset - self.data.rfind(b"\n", 0, offset)
+        return f"{self.name}:{line}:{column}"
+
+
+def read_file(path: str | os.PathLike[str]) -> TraceFile:
+    """Read a plain, gzip or Zstandard file; the content decides which, not the name.
+
+    Raises:
+        InputError: no readable file there, damaged compression, or text that is not UTF-8.
+    """
+    name = os.fspath(path)
+    try:
+        data = Path(path).read_bytes()
+    except OSError as error:
+        raise InputError("trace file", name, f"a readable file ({error.strerror})") from None
+    if data.startswith(_GZIP_MAGIC):
+        data = _gunzip(name, data)
+    elif data.startswith(_ZSTD_MAGIC):
+        data = _unzstd(name, data)
+    file = TraceFile(name, data.removeprefix(_UTF8_MARK))
+    _check_utf8(file)
+    return file
+
+
+def _gunzip(name: str, data: bytes) -> bytes:
+    try:
+        return gzip.decompress(data)
+    except (OSError, EOFError, zlib.error) as error:
+        raise InputError(name, str(error), "a complete gzip stream") from None
+
+
+def _unzstd(name: str, data: bytes) -> bytes:
+    """Decompress through Polars, which brings its own Zstandard."""
+    try:
+        lines = pl.read_lines(io.BytesIO(data)).to_series()
+    except (OSError, pl.exceptions.PolarsError) as error:
+        reason = str(error).split("\n", 1)[0]
+        raise InputError(name, reason, "a complete Zstandard stream of UTF-8 text") from None
+    return "\n".join(lines.to_list()).encode()
+
+
+def _check_utf8(file: TraceFile) -> None:
+    if file.data.isascii():
+        return
+    try:
+        file.data.decode()
+    except UnicodeDecodeError as error:
+        byte = f"byte 0x{file.data[error.start]:02x}"
+        raise InputError(file.position(error.start), byte, "UTF-8 text") from None
