@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import yaml
 
@@ -50,14 +49,12 @@ class _Pairs(list):
 
 
 def parse_json(text: str, name: str = "JSON") -> Any:
-    """The tree of a JSON text; non-finite numbers and duplicate keys are refused.
+    """The tree of a JSON text; duplicate keys are refused.
 
     `name` is what errors call the text. Raises InputError.
     """
     try:
-        return json.loads(
-            text, object_pairs_hook=_unique, parse_float=_finite, parse_constant=_refuse_constant
-        )
+        return json.loads(text, object_pairs_hook=_unique)
     except _DuplicateKey:
         _raise_duplicate(json.loads(text, object_pairs_hook=_Pairs), "")
     except json.JSONDecodeError as error:
@@ -72,17 +69,6 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(tree) != len(pairs):
         raise _DuplicateKey
     return tree
-
-
-def _finite(text: str) -> float:
-    value = float(text)
-    if math.isinf(value):
-        raise InputError("JSON", text, "a number within the range of a float64")
-    return value
-
-
-def _refuse_constant(text: str) -> NoReturn:
-    raise InputError("JSON", text, "a finite number")
 
 
 def _raise_duplicate(node: Any, path: str) -> None:

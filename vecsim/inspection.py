@@ -7,9 +7,11 @@ the nearest known key, list the keys that are ignored, and report several failur
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 from msgspec import NODEFAULT, inspect
 
 from vecsim.descriptors import ALIASES, EngineDescriptor, RankConfig, ReplayRequest, RoleDescriptor
@@ -31,7 +33,9 @@ class Inspection:
         self._into_requests = into_requests
 
     def visit(self, node: Any, type_: inspect.Type, path: str) -> Any:
-        """Check `node` against a type; returns it, copied only where an alias was renamed."""
+        """Check `node` against a type; returns it, copied only where something had to be rewritten:
+        an alias, an empty list that stands for an object, numpy values."""
+        node = plain(node)
         if isinstance(type_, inspect.StructType):
             return self._struct(node, type_, path)
         if isinstance(type_, inspect.UnionType):
@@ -43,7 +47,7 @@ class Inspection:
         return node
 
     def _refuse(self, node: Any, type_: inspect.Type, path: str) -> None:
-        self.problems.append(InputError(path or "payload", node, describe(type_)))
+        self.problems.append(InputError(path or "spec", node, describe(type_)))
 
     def _union(self, node: Any, type_: inspect.UnionType, path: str) -> Any:
         options = [option for option in type_.types if not isinstance(option, inspect.NoneType)]
@@ -125,7 +129,7 @@ class Inspection:
 
     def _unknown_key(self, node: dict, key: Any, type_: inspect.StructType, path: str) -> None:
         if not isinstance(key, str):
-            self.problems.append(InputError(path or "payload", key, "string keys"))
+            self.problems.append(InputError(path or "spec", key, "string keys"))
         elif type_.forbid_unknown_fields:
             expected = f"a known key; the nearest is {nearest(key, type_)}"
             self.problems.append(InputError(join(path, key), node[key], expected))
@@ -146,6 +150,11 @@ def _field_path(path: str, field: inspect.Field) -> str:
 # --- types ----------------------------------------------------------------------------------------
 
 
+def plain(node: Any) -> Any:
+    """A numpy scalar or array as Python builtins; anything else as it is."""
+    return node.tolist() if isinstance(node, np.generic | np.ndarray) else node
+
+
 def _fits(node: Any, type_: inspect.Type) -> bool:
     if isinstance(type_, inspect.IntType):
         most = MAX_UINT64 if type_.le is None else type_.le
@@ -153,7 +162,7 @@ def _fits(node: Any, type_: inspect.Type) -> bool:
     if isinstance(type_, inspect.FloatType):
         if type(node) is int:
             return -(2**1023) < node < 2**1023
-        return isinstance(node, float)
+        return isinstance(node, float) and math.isfinite(node)
     if isinstance(type_, inspect.BoolType):
         return isinstance(node, bool)
     if isinstance(type_, inspect.StrType):
@@ -182,7 +191,7 @@ def describe(type_: inspect.Type) -> str:
     if isinstance(type_, inspect.ListType | inspect.VarTupleType):
         return "a list"
     words = {
-        inspect.FloatType: "a number",
+        inspect.FloatType: "a finite number",
         inspect.BoolType: "true or false",
         inspect.StrType: "a string",
         inspect.StructType: "an object",

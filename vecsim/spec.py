@@ -6,6 +6,7 @@ stands beside `spec` in a wrapped one (`traffic`, `tokenization`, ...) keeps its
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import warnings
@@ -18,7 +19,7 @@ from msgspec import inspect
 from vecsim.descriptors import ALIASES, Payload, ReplaySpec
 from vecsim.documents import join, read_document
 from vecsim.errors import MISSING, InputError
-from vecsim.inspection import Inspection, has_default
+from vecsim.inspection import Inspection, has_default, plain
 
 Source = dict[str, Any] | Payload | ReplaySpec | str | os.PathLike[str]
 
@@ -46,16 +47,18 @@ def load(source: Source) -> Payload:
     """
     authored = _wrap(_tree(source))
     envelope, inspection = _inspect(authored)
-    if inspection.problems:
-        raise _explain(authored)
-    try:
-        payload = msgspec.convert(envelope, Payload)
-    except msgspec.ValidationError as error:
-        raise _explain(authored, str(error)) from None
+    payload = None
+    if not inspection.problems:
+        with contextlib.suppress(msgspec.ValidationError):
+            payload = msgspec.convert(envelope, Payload)
+    if payload is None:
+        payload, envelope = _convert_slowly(authored)
     _require_explicit_blocks(envelope["spec"])
-    if inspection.ignored:
-        keys = ", ".join(inspection.ignored)
-        warnings.warn(f"keys without effect: {keys}", IgnoredKeyWarning, stacklevel=2)
+    ignored = inspection.ignored
+    if ignored:
+        keys = [f"{key} (put it beside `spec`)" if key in _ENVELOPE else key for key in ignored]
+        message = f"keys without effect: {', '.join(keys)}"
+        warnings.warn(message, IgnoredKeyWarning, stacklevel=2)
     return payload
 
 
@@ -136,7 +139,7 @@ def _tree(source: Source) -> dict[str, Any]:
     """The source as a tree of builtins."""
     if isinstance(source, Payload | ReplaySpec):
         try:
-            tree = msgspec.to_builtins(source)
+            tree = msgspec.to_builtins(source, enc_hook=_encode)
         except (TypeError, ValueError) as error:
             raise InputError("payload", str(error), "descriptors that hold plain values") from None
         return tree if isinstance(source, Payload) else {"spec": tree}
@@ -145,6 +148,14 @@ def _tree(source: Source) -> dict[str, Any]:
     if not isinstance(source, dict):
         raise InputError("payload", source, "a replay spec: a dict, descriptors, or a file's path")
     return source
+
+
+def _encode(value: Any) -> Any:
+    """A value that msgspec does not know: numpy scalars and arrays."""
+    builtin = plain(value)
+    if builtin is value:
+        raise TypeError(f"a value of type {type(value).__name__}")
+    return builtin
 
 
 def _wrap(tree: dict[str, Any]) -> dict[str, Any]:
@@ -176,15 +187,23 @@ def _in_engine(problem: InputError) -> bool:
     return problem.where.partition(".")[0] == "engine"
 
 
-def _explain(authored: dict[str, Any], message: str = "") -> InputError:
-    """The first failure of a tree that does not parse, with the others as its notes."""
-    _, inspection = _inspect(authored, into_requests=True)
-    if not inspection.problems:
-        return InputError("payload", message, "a replay spec")
-    first, *others = sorted(inspection.problems, key=_in_engine)
-    for other in others:
-        first.add_note(f"also {other}")
-    return first
+def _convert_slowly(authored: dict[str, Any]) -> tuple[Payload, dict[str, Any]]:
+    """The payload and its tree after a walk over everything, which explains what is wrong."""
+    envelope, inspection = _inspect(authored, into_requests=True)
+    _raise_first(inspection)
+    try:
+        return msgspec.convert(envelope, Payload), envelope
+    except msgspec.ValidationError as error:
+        raise InputError("payload", str(error), "plain values") from None
+
+
+def _raise_first(inspection: Inspection) -> None:
+    """Raise the first failure, if any, with the others as its notes."""
+    if inspection.problems:
+        first, *others = sorted(inspection.problems, key=_in_engine)
+        for other in others:
+            first.add_note(f"also {other}")
+        raise first
 
 
 def _require_explicit_blocks(spec: dict[str, Any]) -> None:

@@ -81,19 +81,22 @@ def validate(payload: Payload) -> None:
     if payload.traffic is not None:
         check_traffic(payload.traffic, roles)
     _check_belady_engine(spec, roles)
-    _check_tier_topology(spec, roles)
+    _check_tier_topology(roles)
     _check_request_ranks(spec.requests, roles)
     _check_belady_traffic(payload)
-    for role in roles:
-        check_role(role)
-    if len({role.backend for role in roles}) > 1:
-        prefill, decode = roles
-        expected = f"the backend of {prefill.path} ({prefill.backend})"
-        refuse(f"{decode.path}.rank.backend", decode.backend, expected)
-    _check_shared_host_tiers(roles)
-    for role in roles:
-        _check_durations(role)
+    _check_roles(roles)
     _check_handoff(spec, roles)
+
+
+def check_engine(spec: ReplaySpec) -> None:
+    """The part of `validate` that concerns the engine and its topology. Raises InputError."""
+    roles = resolve(spec)
+    _check_state_caches(spec.engine)
+    _check_external_timing(spec, roles)
+    _check_topology(spec)
+    _check_belady_engine(spec, roles)
+    _check_tier_topology(roles)
+    _check_roles(roles)
 
 
 # --- before the spec itself -----------------------------------------------------------------------
@@ -278,7 +281,7 @@ def _check_belady_engine(spec: ReplaySpec, roles: tuple[Role, ...]) -> None:
         refuse(f"{path}.enable_prefix_caching", False, "true under belady eviction")
 
 
-def _check_tier_topology(spec: ReplaySpec, roles: tuple[Role, ...]) -> None:
+def _check_tier_topology(roles: tuple[Role, ...]) -> None:
     for role in roles:
         if role.rank.g3_offload is not None:
             if role.stage != "aggregated":
@@ -332,7 +335,19 @@ def _check_belady_traffic(payload: Payload) -> None:
         refuse("traffic.trace_format", traffic.trace_format, expected)
 
 
-# --- roles together -------------------------------------------------------------------------------
+# --- roles ----------------------------------------------------------------------------------------
+
+
+def _check_roles(roles: tuple[Role, ...]) -> None:
+    for role in roles:
+        check_role(role)
+    if len({role.backend for role in roles}) > 1:
+        prefill, decode = roles
+        expected = f"the backend of {prefill.path} ({prefill.backend})"
+        refuse(f"{decode.path}.rank.backend", decode.backend, expected)
+    _check_shared_host_tiers(roles)
+    for role in roles:
+        _check_durations(role)
 
 
 def _check_shared_host_tiers(roles: tuple[Role, ...]) -> None:
