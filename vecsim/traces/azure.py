@@ -76,7 +76,8 @@ def _split(file: TraceFile, line: int, text: str, separator: str) -> list[str]:
 
 def _read_whole(file: TraceFile, options: ReadOptions, header: _Header) -> TraceTable | None:
     """The table of a clean file; None to leave it to the pass over lines."""
-    if options.time_unit is not None or header.line != 1:
+    stray_returns = file.data.count(b"\r") != file.data.count(b"\r\n")
+    if options.time_unit is not None or header.line != 1 or stray_returns:
         return None
     if options.limit is not None:
         file = file.head(options.limit + 1)
@@ -88,15 +89,15 @@ def _read_whole(file: TraceFile, options: ReadOptions, header: _Header) -> Trace
         )
     except pl.exceptions.PolarsError:
         return None
-    if frame.height != file.line_count() - 1 or sum(frame.null_count().row(0)):
+    numbers = file.row_numbers(frame.height + 1)
+    if numbers is None or frame.is_empty() or sum(frame.null_count().row(0)):
         return None
     dates, inputs, outputs = frame.select(names)
     times = _whole_times(dates)
     lengths = [column.to_numpy() for column in (inputs, outputs)]
     if times is None or any(c.min() < 0 or c.max() > MAX_INT32 for c in lengths):
         return None
-    lines = np.arange(2, frame.height + 2)
-    return TraceTable(times, *lengths, session_id=automatic_sessions(lines))
+    return TraceTable(times, *lengths, session_id=automatic_sessions(numbers[1:]))
 
 
 def _whole_times(dates: pl.Series) -> Times | None:
@@ -120,10 +121,10 @@ def _read_lines(file: TraceFile, options: ReadOptions, header: _Header) -> Trace
         if options.limit is not None and len(numbers) == options.limit:
             break
         row = _split(file, line, text.decode(), header.separator)
-        if len(row) != len(header.names):
-            expected = f"{len(header.names)} fields, as in the first line"
+        if len(row) > len(header.names):
+            expected = f"at most {len(header.names)} fields, as in the first line"
             raise InputError(f"{file.name}:{line}", f"{len(row)} fields", expected)
-        time, inputs, outputs = (row[k] for k in header.positions)
+        time, inputs, outputs = (row[k] if k < len(row) else "" for k in header.positions)
         columns[0].append(_time(f"{file.name}:{line}, {COLUMNS[0]}", time, options.time_unit))
         columns[1].append(_length(f"{file.name}:{line}, {COLUMNS[1]}", inputs))
         columns[2].append(_length(f"{file.name}:{line}, {COLUMNS[2]}", outputs))

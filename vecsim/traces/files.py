@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import polars as pl
 
 from vecsim.errors import InputError
@@ -37,18 +38,22 @@ class TraceFile:
             if line.strip():
                 yield number, line
 
-    def line_count(self) -> int:
-        """Number of lines, blank ones included; an unfinished last line counts."""
+    def row_numbers(self, rows: int) -> np.ndarray | None:
+        """int64 [rows] numbers of the lines that are not blank; None unless there are `rows`."""
         unfinished = bool(self.data) and not self.data.endswith(b"\n")
-        return self.data.count(b"\n") + unfinished
+        if self.data.count(b"\n") + unfinished == rows > 0:
+            return np.arange(1, rows + 1)
+        numbers = np.array([number for number, _ in self.lines()], np.int64)
+        return numbers if len(numbers) == rows > 0 else None
 
-    def head(self, lines: int) -> TraceFile:
-        """The first `lines` lines, blank ones included."""
+    def head(self, rows: int) -> TraceFile:
+        """Up to and including the line with the `rows`-th row, a line that is not blank."""
         end = 0
-        for _ in range(lines):
-            end = self.data.find(b"\n", end) + 1
+        while rows > 0:
+            start, end = end, self.data.find(b"\n", end) + 1
             if end == 0:
                 return self
+            rows -= bool(self.data[start:end].strip())
         return TraceFile(self.name, self.data[:end])
 
     def position(self, offset: int) -> str:

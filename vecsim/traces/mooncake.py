@@ -40,6 +40,7 @@ _OTHER_FIELDS = (
     "policy_class",
 )
 _QUOTED = {name: f'"{name}"'.encode() for name in _SIMPLE_FIELDS + _OTHER_FIELDS}
+_ANY_FIELD = re.compile(b"|".join(_QUOTED.values()))
 
 
 def looks_like(file: TraceFile) -> bool:
@@ -80,16 +81,16 @@ def _read_whole(file: TraceFile, options: ReadOptions) -> TraceTable | None:
         frame = pl.read_ndjson(data, schema=schema)
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException):
         return None
-    rows = frame.height
-    if rows == 0 or rows != file.line_count():
+    numbers = file.row_numbers(frame.height)
+    if numbers is None:
         return None
     for name in _SIMPLE_FIELDS:
-        if data.count(_QUOTED[name]) != rows - frame[name].null_count():
+        if data.count(_QUOTED[name]) != frame[name].count():
             return None
-    return _table_of_frame(frame, options.block_size)
+    return _table_of_frame(frame, numbers, options.block_size)
 
 
-def _table_of_frame(frame: pl.DataFrame, block: int) -> TraceTable | None:
+def _table_of_frame(frame: pl.DataFrame, numbers: np.ndarray, block: int) -> TraceTable | None:
     if frame["output_length"].null_count() or frame["hash_ids"].null_count():
         return None
     counts = frame["hash_ids"].list.len().to_numpy().astype(np.int64)
@@ -110,7 +111,7 @@ def _table_of_frame(frame: pl.DataFrame, block: int) -> TraceTable | None:
         times=Times(times),
         input_length=inputs,
         output_length=outputs,
-        session_id=automatic_sessions(np.arange(1, frame.height + 1)),
+        session_id=automatic_sessions(numbers),
         ids=(offsets_of(counts), ids.drop_nulls().to_numpy()),
     )
 
@@ -191,7 +192,8 @@ def _decode(place: _Place, text: bytes) -> _Row:
         raise InputError(place.where, "deeply nested JSON", "a flat JSON object") from None
     except msgspec.DecodeError as error:
         raise _json_error(error, text, lambda at: f"{place.where}:{at + 1}") from None
-    if any(text.count(name) > 1 for name in _QUOTED.values()):
+    names = _ANY_FIELD.findall(text)
+    if len(names) > len(set(names)):
         _refuse_duplicates(place, text)
     return row
 
