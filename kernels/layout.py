@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 # --- terminal statuses of a request (uint8 codes) -------------------------------------------------
@@ -54,3 +56,199 @@ REASON_SENTENCES = (
     "the request needs more KV blocks than the pool has",
     "prefill and decode waited for each other with no event left",
 )
+
+# --- parameters of a rank: int64 [ranks, PARAMS] --------------------------------------------------
+(
+    NUM_BLOCKS,  # KV blocks of the pool
+    BLOCK_SIZE,  # tokens a block, at most one more than the longest sequence
+    CAPACITY_TOKENS,  # num_gpu_blocks * block_size as authored: the decode price divides by it
+    MAX_NUM_SEQS,
+    TOKEN_BUDGET,  # max_num_batched_tokens
+    MAX_MODEL_LEN,
+    PREFIX_CACHING,
+    CHUNKED_PREFILL,
+    PREEMPT_FIRST,  # preemption_mode fifo: the victim is the first of the running list
+    EVICTION_POLICY,
+    SINGLE_COPIES,  # every full block has an identity and a copy of its own
+    PREFILL_SCHEDULE_INTERVAL,
+    PREFILL_MODEL,
+    DECODE_MODEL,
+    PREFILL_FUNCTION,  # address of a custom model
+    DECODE_FUNCTION,
+) = (np.int64(k) for k in range(16))
+PARAMS = 16
+
+# float64 [ranks, FLOAT_PARAMS]
+PREFILL_RATIO, DECODE_RATIO, FIXED_PREFILL_MS, FIXED_DECODE_MS = (np.int64(k) for k in range(4))
+FLOAT_PARAMS = 4
+
+MODEL_POLYNOMIAL, MODEL_FIXED, MODEL_CUSTOM = (np.int64(k) for k in range(3))
+EVICT_LRU, EVICT_BELADY = (np.int64(k) for k in range(2))
+
+UNLIMITED = np.int64(1 << 62)
+NEVER = np.int64((1 << 31) - 1)
+"""A tick, or a position in the workload, that is never reached."""
+NONE = np.int64(-1)
+"""No request, copy, node or row."""
+
+# --- state of a rank: int64 [ranks, RANK_STATE] ---------------------------------------------------
+(
+    FREE,  # blocks never used or given back
+    IDLE,  # cached blocks without a reference
+    IDLE_HEAD,  # next victim
+    IDLE_TAIL,
+    COPY_FREE,  # head of the list of given-back copies
+    COPY_BUMP,  # next copy that was never used
+    QUEUE_HEAD,  # waiting requests that were never preempted, in arrival order
+    QUEUE_TAIL,
+    PREEMPTED_HEAD,  # preempted requests; they wait in front of the queue
+    PREEMPTED_COUNT,
+    RUN_OFFSET,  # the rank's part of the running array
+    RUNNING,  # running requests
+    FRONT,  # how many of them, from the first, decode in step (see vllm.py)
+    FRONT_CONTEXT,  # sum of their sequence lengths (tokens)
+    FRONT_COUNTED,  # how many of them have COUNTED set
+    FRONT_JOINED,  # the front's members from this position on joined at the last pass end
+    TICK,  # passes of this rank
+    NEXT_FINISH,  # tick at which the next front member finishes
+    CAPACITY_BOUND,
+    PARTICIPATES,  # had work when the pass in flight began
+    BUDGET,  # tokens left in the pass being scheduled
+    PREEMPTED_ANY,
+    REJECTED_HEAD,  # requests rejected in the pass in flight
+    SETTLED,  # standstills settled when the pass in flight began
+    PREFILLS,  # requests with prompt tokens in the pass in flight
+    PREFILL_ISL,  # sum of prompt positions they reach
+    PREFILL_PREFIX,  # sum of prompt positions they start from
+    PREFILL_TOKENS,  # tokens they compute
+    COMMITTED_PREFILL,
+    PREEMPTIONS,
+    GROWN,  # blocks that the front took during the stretch being walked
+) = (np.int64(k) for k in range(31))
+RANK_STATE = 32
+
+# --- state of a worker: int64 [workers, WORKER_STATE], float64 [workers, WORKER_TIME] ------------
+PENDING, PENDING_PASSES, STEP, PASSES, TERMINALS, FRUITLESS = (np.int64(k) for k in range(6))
+WORKER_STATE = 8
+NO_PASS, ONE_PASS, STRETCH = (np.int64(k) for k in range(3))
+
+(
+    CLOCK,  # start of the pass in flight, or end of the last one
+    PASS_END,
+    BUSY_MS,
+    KV_BLOCK_MS,
+    GAP_COUNT,
+    GAP_ZEROS,
+    GAP_SHIFT,  # the first gap; moments are sums of deviations from it
+    GAP_SUM,
+    GAP_SQUARES,
+    GAP_MIN,
+    GAP_MAX,
+    GAP_POSITIVE_MIN,
+    RATE_SHIFT,
+    RATE_SUM,
+    RATE_SQUARES,
+) = (np.int64(k) for k in range(15))
+WORKER_TIME = 16
+
+# --- requests: int32 [REQUEST_STATE, n], float64 [REQUEST_TIME, n]; n in arrival order ------------
+(
+    ISL,  # prompt tokens
+    LIMIT,  # tokens to produce: requested output, cut by max_model_len
+    SHARED,  # leading full blocks that have an identity of their own in the index
+    OWN_FROM,  # block from which on the rows are OWN_ROWS, OWN_ROWS + 1, ... (single copies only)
+    OWN_ROWS,
+    COUNTED,  # its inter-token gaps enter the distribution
+    LONER,  # planned output tokens: never decodes in step with others
+    COMPUTED,  # tokens computed; inside the front: when it joined
+    GENERATED,  # tokens produced; inside the front: minus the rank's tick
+    FINISH,  # inside the front: tick at which it finishes
+    NEXT,  # next in the waiting queue, the preempted list or the rejected list
+    FRESH,  # never preempted
+    HITS,  # leading blocks that were found in the index at admission
+    OWN_TAIL,  # last copy that it published
+    RUN_CACHED,  # idle cached blocks behind SHARED; only this request can find them again
+    PASS_TOKENS,  # tokens scheduled in the pass in flight
+    PASS_PROMPT,  # prompt tokens among them
+    PASS_PREFIX,  # prompt tokens there before
+    ADMISSIONS,
+    REUSED,
+    FIRST_REUSED,
+    STATUS,
+    REASON,
+    RANK,
+) = (np.int64(k) for k in range(24))
+REQUEST_STATE = 24
+
+ARRIVAL, FIRST_ADMIT, FIRST_TOKEN, SECOND_TOKEN, LAST_TOKEN, TERMINAL = (
+    np.int64(k) for k in range(6)
+)
+REQUEST_TIME = 6
+
+# --- copies of blocks: int32 [COPY_STATE, copies] -------------------------------------------------
+ROW, REFERENCES, NEWER, OLDER, OWN_BEFORE = (np.int64(k) for k in range(5))
+COPY_STATE = 5
+PREVIOUS, FOLLOWING = (np.int64(k) for k in range(2))
+"""Links of the idle list, int32 [2, copies + requests]: copies first, then one node per request."""
+PRIMARY, NEWEST = (np.int64(k) for k in range(2))
+"""Prefix index, int32 [2, rows]: oldest and newest copy of an identity."""
+
+# --- answers of an entry point --------------------------------------------------------------------
+DONE, PAUSED, LOG_FULL, BAD_PRICE, NO_MOVE, TICKS_EXHAUSTED = (np.int64(k) for k in range(6))
+
+
+class Ranks(NamedTuple):
+    """State and parameters of all ranks; row = scheduler id."""
+
+    state: np.ndarray  # int64 [ranks, RANK_STATE]
+    params: np.ndarray  # int64 [ranks, PARAMS]
+    factors: np.ndarray  # float64 [ranks, FLOAT_PARAMS]
+    growth: np.ndarray  # int32 [ranks, BLOCK_SIZE]: front members that need a block at tick % BLOCK_SIZE
+    running: np.ndarray  # int32: running requests, in admission order, from RUN_OFFSET
+
+
+class Workers(NamedTuple):
+    """State of all workers, and the segment each has in flight."""
+
+    state: np.ndarray  # int64 [workers, WORKER_STATE]
+    time: np.ndarray  # float64 [workers, WORKER_TIME]
+
+
+class Requests(NamedTuple):
+    """Request columns, in arrival order, and the path of each prompt through the prefix tree."""
+
+    state: np.ndarray  # int32 [REQUEST_STATE, n]
+    time: np.ndarray  # float64 [REQUEST_TIME, n]
+    path_offsets: np.ndarray  # int64 [n + 1]
+    path_rows: np.ndarray  # int32: first index row of each node of a path
+    blocks_per_node: np.ndarray  # int64 [1]: blocks of one node; they have consecutive rows
+
+
+class Pools(NamedTuple):
+    """KV blocks that can be found again: copies, the idle lists, the prefix index, the forecast."""
+
+    copies: np.ndarray  # int32 [COPY_STATE, copies]
+    links: np.ndarray  # int32 [2, copies + n]
+    index: np.ndarray  # int32 [2, rows]
+    forecast_content: np.ndarray  # int32 [rows]: content of a row, NONE for generated blocks
+    forecast_offsets: np.ndarray  # int64 [contents + 1]
+    forecast_users: np.ndarray  # int32: requests that have the content in their prompt, ascending
+    forecast_next: np.ndarray  # int64 [contents]: first entry that may not be retired yet
+    retired: np.ndarray  # uint8 [n]
+
+
+class Scratch(NamedTuple):
+    """Working memory of one thread."""
+
+    durations: np.ndarray  # float64 [CHUNK]
+    prices: np.ndarray  # float64 [CHUNK]
+    ends: np.ndarray  # float64 [CHUNK]
+    gaps: np.ndarray  # float64 [CHUNK]
+    gap_bits: np.ndarray  # int64 [CHUNK]: the same memory
+    bins: np.ndarray  # int64 [GAP_BINS]
+    log: np.ndarray  # float64 [3, capacity]: readmissions (request, at_ms, reused tokens)
+    log_length: np.ndarray  # int64 [1]
+
+
+CHUNK = 64
+"""Passes of a stretch that are priced at a time."""

@@ -1,0 +1,652 @@
+"""One scheduler pass of one vLLM rank, and its decode front.
+
+A pass has four steps: schedule (running requests first, then admissions), sum up the work, price it,
+apply it. `schedule` and `price` run at the start of a pass, `apply` at its end.
+
+The *front* is the leading part of the running list whose members all emitted a token at the last
+pass end and have more to produce. They advance in step, one token a pass, so they are kept
+implicitly: tokens = GENERATED + tick, blocks from COMPUTED and the tick; `growth[tick % block_size]`
+counts the members that need a block in a pass. A pass over the front costs O(1). When memory does not
+suffice, or the budget leaves some of them out, the front is dissolved and the pass is scheduled
+request by request. (Reference: vLLM backend, sections 2, 3 and 6.)
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from vecsim.kernels.blockpool import (
+    blocks_of,
+    find_prefix,
+    publish,
+    reference_prefix,
+    release,
+    take_blocks,
+)
+from vecsim.kernels.jit import inner
+from vecsim.kernels.layout import (
+    ADMISSIONS,
+    ARRIVAL,
+    BLOCK_SIZE,
+    BUDGET,
+    CAPACITY_BOUND,
+    CHUNKED_PREFILL,
+    COMMITTED_PREFILL,
+    COMPLETED,
+    COMPUTED,
+    COUNTED,
+    EVICT_BELADY,
+    EVICTION_POLICY,
+    FAILED,
+    FINISH,
+    FIRST_ADMIT,
+    FIRST_REUSED,
+    FIRST_TOKEN,
+    FREE,
+    FRESH,
+    FRONT,
+    FRONT_CONTEXT,
+    FRONT_COUNTED,
+    FRONT_JOINED,
+    GENERATED,
+    IDLE,
+    ISL,
+    KV_CAPACITY_EXHAUSTED,
+    LAST_TOKEN,
+    LIMIT,
+    LONER,
+    MAX_MODEL_LEN,
+    MAX_NUM_SEQS,
+    NEVER,
+    NEXT,
+    NEXT_FINISH,
+    NO_PROGRESS,
+    NONE,
+    NUM_BLOCKS,
+    PASS_PREFIX,
+    PASS_PROMPT,
+    PASS_TOKENS,
+    PREEMPT_FIRST,
+    PREEMPTED_ANY,
+    PREEMPTED_COUNT,
+    PREEMPTED_HEAD,
+    PREEMPTIONS,
+    PREFILL_ISL,
+    PREFILL_PREFIX,
+    PREFILL_TOKENS,
+    PREFILLS,
+    PROMPT_EXCEEDS_KV_CAPACITY,
+    PROMPT_EXCEEDS_MAX_MODEL_LEN,
+    PROMPT_EXCEEDS_TOKEN_BUDGET,
+    QUEUE_HEAD,
+    REASON,
+    REJECTED,
+    REJECTED_HEAD,
+    REUSED,
+    RUN_OFFSET,
+    RUNNING,
+    SECOND_TOKEN,
+    SETTLED,
+    STATUS,
+    TERMINAL,
+    TERMINALS,
+    TICK,
+    TOKEN_BUDGET,
+)
+from vecsim.kernels.observe import count_gap
+from vecsim.kernels.timing import decode_ms, prefill_ms
+
+
+# --- the waiting queue ----------------------------------------------------------------------------
+@inner
+def queue_head(requests, s, now):
+    """Request at the head of the waiting queue at `now`, or NONE: preempted ones wait in front."""
+    if s[PREEMPTED_HEAD] >= 0:
+        return s[PREEMPTED_HEAD]
+    q = s[QUEUE_HEAD]
+    if q >= 0 and requests.time[ARRIVAL, q] <= now:
+        return q
+    return NONE
+
+
+@inner
+def drop_head(requests, s):
+    """Take the head off the waiting queue."""
+    q = s[PREEMPTED_HEAD]
+    if q >= 0:
+        s[PREEMPTED_HEAD] = requests.state[NEXT, q]
+        s[PREEMPTED_COUNT] -= 1
+    else:
+        q = s[QUEUE_HEAD]
+        s[QUEUE_HEAD] = requests.state[NEXT, q]
+
+
+@inner
+def has_work(requests, s, now):
+    """Whether a pass of this rank starting at `now` has anybody to look at."""
+    return s[RUNNING] > 0 or queue_head(requests, s, now) >= 0
+
+
+# --- the decode front -----------------------------------------------------------------------------
+@inner
+def growth_slot(p, prompt, generated):
+    """Slot of `growth` in which a front member (GENERATED = `generated`) needs its next block."""
+    return (1 - prompt - generated) % p[BLOCK_SIZE]
+
+
+@inner
+def join_front(requests, s, p, growth, q):
+    """Append an explicit request, which just emitted a token, to the front."""
+    state = requests.state
+    generated = np.int64(state[GENERATED, q])
+    state[GENERATED, q] = generated - s[TICK]
+    state[FINISH, q] = s[TICK] + state[LIMIT, q] - generated
+    s[NEXT_FINISH] = min(s[NEXT_FINISH], np.int64(state[FINISH, q]))
+    growth[growth_slot(p, np.int64(state[ISL, q]), np.int64(state[GENERATED, q]))] += 1
+    s[FRONT] += 1
+    s[FRONT_CONTEXT] += state[ISL, q] + generated
+    s[FRONT_COUNTED] += state[COUNTED, q]
+
+
+@inner
+def leave_front(requests, pools, s, p, growth, q):
+    """Make a front member explicit again; the caller adjusts FRONT and the running list."""
+    state = requests.state
+    prompt = np.int64(state[ISL, q])
+    growth[growth_slot(p, prompt, np.int64(state[GENERATED, q]))] -= 1
+    generated = np.int64(state[GENERATED, q]) + s[TICK]
+    before = np.int64(state[COMPUTED, q])
+    state[GENERATED, q] = generated
+    state[COMPUTED, q] = prompt + generated - 1
+    s[FRONT_CONTEXT] -= prompt + generated
+    s[FRONT_COUNTED] -= state[COUNTED, q]
+    block_size = p[BLOCK_SIZE]
+    publish(requests, pools, s, p, q, before // block_size, (prompt + generated - 1) // block_size)
+
+
+@inner
+def dissolve_front(requests, pools, s, p, growth, running, now):
+    """Make all front members explicit; their last tokens came at `now`."""
+    for i in range(s[FRONT]):
+        q = np.int64(running[s[RUN_OFFSET] + i])
+        leave_front(requests, pools, s, p, growth, q)
+        requests.time[LAST_TOKEN, q] = now
+    s[FRONT] = 0
+    s[NEXT_FINISH] = NEVER
+
+
+# --- schedule: running requests -------------------------------------------------------------------
+@inner
+def built(requests, q):
+    """Whether the whole prompt is computed."""
+    return requests.state[COMPUTED, q] >= requests.state[ISL, q]
+
+
+@inner
+def record_work(requests, s, q, tokens, prompt, prefix):
+    """Enter a request's share into the summary of the pass."""
+    requests.state[PASS_TOKENS, q] = tokens
+    requests.state[PASS_PROMPT, q] = prompt
+    requests.state[PASS_PREFIX, q] = prefix
+    s[BUDGET] -= tokens
+    if prompt > 0:
+        s[PREFILLS] += 1
+        s[PREFILL_ISL] += prefix + prompt
+        s[PREFILL_PREFIX] += prefix
+        s[PREFILL_TOKENS] += tokens
+
+
+@inner
+def undo_work(requests, s, q):
+    """Take a request's share, if any, out of the summary of the pass."""
+    state = requests.state
+    s[BUDGET] += state[PASS_TOKENS, q]
+    if state[PASS_PROMPT, q] > 0:
+        s[PREFILLS] -= 1
+        s[PREFILL_ISL] -= state[PASS_PREFIX, q] + state[PASS_PROMPT, q]
+        s[PREFILL_PREFIX] -= state[PASS_PREFIX, q]
+        s[PREFILL_TOKENS] -= state[PASS_TOKENS, q]
+    state[PASS_TOKENS, q] = 0
+    state[PASS_PROMPT, q] = 0
+
+
+@inner
+def preempt(requests, pools, s, p, running):
+    """Preempt the last (or first) running request; it waits in front of the queue. Returns it."""
+    state = requests.state
+    start = s[RUN_OFFSET]
+    end = start + s[RUNNING]
+    if p[PREEMPT_FIRST] != 0:
+        victim = np.int64(running[start])
+        for i in range(start + 1, end):
+            running[i - 1] = running[i]
+    else:
+        victim = np.int64(running[end - 1])
+    s[RUNNING] -= 1
+    release(requests, pools, s, p, victim, np.int64(state[COMPUTED, victim]))
+    undo_work(requests, s, victim)
+    state[COMPUTED, victim] = 0
+    state[FRESH, victim] = 0
+    state[NEXT, victim] = s[PREEMPTED_HEAD]
+    s[PREEMPTED_HEAD] = victim
+    s[PREEMPTED_COUNT] += 1
+    s[PREEMPTED_ANY] = 1
+    s[PREEMPTIONS] += 1
+    return victim
+
+
+@inner
+def tokens_to_schedule(requests, s, p, q):
+    """Tokens that an explicit running request computes in this pass, or NONE when it is blocked."""
+    computed = np.int64(requests.state[COMPUTED, q])
+    prompt = np.int64(requests.state[ISL, q])
+    if p[CHUNKED_PREFILL] == 0 and prompt > computed and prompt - computed > s[BUDGET]:
+        return NONE
+    left = prompt + requests.state[GENERATED, q] - computed
+    return min(left, s[BUDGET])
+
+
+@inner
+def compute(requests, pools, s, p, q, tokens):
+    """Compute `tokens` more tokens of a request whose blocks are there."""
+    state = requests.state
+    computed = np.int64(state[COMPUTED, q])
+    prompt = np.int64(state[ISL, q])
+    after = computed + tokens
+    prefix = min(computed, prompt)
+    state[COMPUTED, q] = after
+    publish(requests, pools, s, p, q, computed // p[BLOCK_SIZE], after // p[BLOCK_SIZE])
+    record_work(requests, s, q, tokens, max(min(after, prompt) - prefix, np.int64(0)), prefix)
+
+
+@inner
+def schedule_explicit(requests, pools, s, p, running, first, defer):
+    """Schedule the explicit running requests from position `first` on, preempting for blocks."""
+    i = first
+    while i < s[RUNNING] and s[BUDGET] > 0:
+        q = np.int64(running[s[RUN_OFFSET] + i])
+        if defer and not built(requests, q):
+            i += 1
+            continue
+        tokens = tokens_to_schedule(requests, s, p, q)
+        if tokens < 0:
+            return
+        computed = np.int64(requests.state[COMPUTED, q])
+        need = blocks_of(computed + tokens, p[BLOCK_SIZE]) - blocks_of(computed, p[BLOCK_SIZE])
+        victim = NONE
+        while victim != q and need > s[FREE] + s[IDLE]:
+            victim = preempt(requests, pools, s, p, running)
+        if victim == q:
+            continue
+        take_blocks(requests, pools, s, p, need)
+        compute(requests, pools, s, p, q, tokens)
+        # The reference does not correct its position when a victim stood before it.
+        i += 1
+
+
+@inner
+def fits_without_preemption(requests, s, p, growth, running, defer):
+    """Whether the front fits the budget, and all running requests the blocks at hand."""
+    front = s[FRONT]
+    if front > p[TOKEN_BUDGET]:
+        return False
+    need = np.int64(growth[s[TICK] % p[BLOCK_SIZE]])
+    budget = p[TOKEN_BUDGET] - front
+    for i in range(front, s[RUNNING]):
+        q = np.int64(running[s[RUN_OFFSET] + i])
+        if defer and not built(requests, q):
+            continue
+        computed = np.int64(requests.state[COMPUTED, q])
+        left = np.int64(requests.state[ISL, q]) + requests.state[GENERATED, q] - computed
+        tokens = min(left, budget)
+        need += blocks_of(computed + tokens, p[BLOCK_SIZE]) - blocks_of(computed, p[BLOCK_SIZE])
+        budget -= tokens
+    return need <= s[FREE] + s[IDLE]
+
+
+@inner
+def schedule_running(requests, pools, s, p, growth, running, now, defer):
+    """Phase 1 of a pass: one token for each decode, the next chunk of unfinished prompts."""
+    if fits_without_preemption(requests, s, p, growth, running, defer):
+        take_blocks(requests, pools, s, p, np.int64(growth[s[TICK] % p[BLOCK_SIZE]]))
+        s[BUDGET] -= s[FRONT]
+    else:
+        dissolve_front(requests, pools, s, p, growth, running, now)
+    schedule_explicit(requests, pools, s, p, running, s[FRONT], defer)
+
+
+# --- schedule: admissions -------------------------------------------------------------------------
+@inner
+def rejection(requests, s, p, q):
+    """Reason to reject the queue head, or 0. A preempted request is never rejected."""
+    if requests.state[FRESH, q] == 0:
+        return np.int64(0)
+    prompt = np.int64(requests.state[ISL, q])
+    if prompt >= p[MAX_MODEL_LEN]:
+        return PROMPT_EXCEEDS_MAX_MODEL_LEN
+    if blocks_of(prompt, p[BLOCK_SIZE]) > p[NUM_BLOCKS]:
+        return PROMPT_EXCEEDS_KV_CAPACITY
+    return np.int64(0)
+
+
+@inner
+def reusable_blocks(requests, pools, p, q, known):
+    """(hits, active) of a request with `known` tokens: one token at least is always computed."""
+    if requests.state[LIMIT, q] > 0:
+        most = max(known - 1, np.int64(0)) // p[BLOCK_SIZE]
+    else:
+        most = known // p[BLOCK_SIZE]
+    return find_prefix(requests, pools, p, q, most)
+
+
+@inner
+def gate_is_shut(s, p, known, active):
+    """Whether the whole known length, less what others hold already, exceeds the unheld blocks."""
+    return blocks_of(known, p[BLOCK_SIZE]) - active > s[FREE] + s[IDLE]
+
+
+@inner
+def tokens_to_admit(requests, s, p, q, known, cached):
+    """Tokens that the queue head computes on admission, or NONE when the budget blocks it."""
+    prompt_left = np.int64(requests.state[ISL, q]) - cached
+    if p[CHUNKED_PREFILL] == 0 and prompt_left > 0 and prompt_left > s[BUDGET]:
+        return NONE
+    tokens = min(known - cached, s[BUDGET])
+    if tokens == 0 and known > cached:
+        return NONE
+    return tokens
+
+
+@inner
+def log_admission(requests, scratch, q, now, cached):
+    """Record an admission; those after a preemption go to the log."""
+    state = requests.state
+    if state[ADMISSIONS, q] == 0:
+        requests.time[FIRST_ADMIT, q] = now
+        state[FIRST_REUSED, q] = cached
+    else:
+        line = scratch.log_length[0]
+        scratch.log[0, line] = q
+        scratch.log[1, line] = now
+        scratch.log[2, line] = cached
+        scratch.log_length[0] = line + 1
+    state[ADMISSIONS, q] += 1
+    state[REUSED, q] = max(state[REUSED, q], cached)
+
+
+@inner
+def settle_standstill(requests, pools, w, s, p, q, now):
+    """End a queue head that can never be admitted although nothing runs on its rank."""
+    state = requests.state
+    produced = np.int64(state[GENERATED, q])
+    status = FAILED if produced > 0 else REJECTED
+    reason = NO_PROGRESS
+    if blocks_of(np.int64(state[ISL, q]) + produced, p[BLOCK_SIZE]) > p[NUM_BLOCKS]:
+        reason = KV_CAPACITY_EXHAUSTED if produced > 0 else PROMPT_EXCEEDS_KV_CAPACITY
+    elif p[CHUNKED_PREFILL] == 0 and state[ISL, q] > p[TOKEN_BUDGET]:
+        reason = PROMPT_EXCEEDS_TOKEN_BUDGET
+    state[STATUS, q] = status
+    state[REASON, q] = reason
+    requests.time[TERMINAL, q] = now
+    if p[EVICTION_POLICY] == EVICT_BELADY:
+        pools.retired[q] = 1
+    drop_head(requests, s)
+    s[SETTLED] += 1
+    w[TERMINALS] += 1
+
+
+@inner
+def admit_waiting(requests, pools, scratch, w, s, p, running, now, defer):
+    """Phase 2 of a pass: admit from the head of the queue, strictly in order."""
+    state = requests.state
+    while s[PREEMPTED_ANY] == 0 and s[RUNNING] < p[MAX_NUM_SEQS]:
+        q = queue_head(requests, s, now)
+        if q < 0:
+            return
+        reason = rejection(requests, s, p, q)
+        if reason > 0:
+            drop_head(requests, s)
+            state[REASON, q] = reason
+            state[NEXT, q] = s[REJECTED_HEAD]
+            s[REJECTED_HEAD] = q
+            if p[EVICTION_POLICY] == EVICT_BELADY:
+                pools.retired[q] = 1
+            continue
+        known = np.int64(state[ISL, q]) + state[GENERATED, q]
+        hits, active = reusable_blocks(requests, pools, p, q, known)
+        cached = hits * p[BLOCK_SIZE]
+        tokens = NONE
+        if not gate_is_shut(s, p, known, active) and not (defer and known - cached > 1):
+            tokens = tokens_to_admit(requests, s, p, q, known, cached)
+        if tokens < 0:
+            if s[RUNNING] > 0 or s[REJECTED_HEAD] >= 0:
+                return
+            settle_standstill(requests, pools, w, s, p, q, now)
+            continue
+        drop_head(requests, s)
+        reference_prefix(requests, pools, s, q, hits)
+        take_blocks(requests, pools, s, p, blocks_of(cached + tokens, p[BLOCK_SIZE]) - hits)
+        running[s[RUN_OFFSET] + s[RUNNING]] = q
+        s[RUNNING] += 1
+        log_admission(requests, scratch, q, now, cached)
+        state[COMPUTED, q] = cached
+        no_budget = s[BUDGET] == 0
+        compute(requests, pools, s, p, q, tokens)
+        if no_budget:
+            return
+
+
+@inner
+def retire_admitted(requests, pools, s, running, first):
+    """Belady's forecast: the requests admitted in this pass are no future use any more."""
+    for i in range(first, s[RUNNING]):
+        pools.retired[running[s[RUN_OFFSET] + i]] = 1
+
+
+@inner
+def is_deferring(requests, s, p, running, step):
+    """Whether this group pass puts off prefills (prefill_schedule_interval)."""
+    if step % p[PREFILL_SCHEDULE_INTERVAL] == 0 or s[CAPACITY_BOUND] != 0:
+        return False
+    if s[FRONT] > 0:
+        return True
+    for i in range(s[RUNNING]):
+        if built(requests, np.int64(running[s[RUN_OFFSET] + i])):
+            return True
+    return False
+
+
+@inner
+def schedule(requests, pools, scratch, w, s, p, growth, running, now, defer):
+    """Step 1 of a pass: decide what every running and waiting request computes."""
+    s[BUDGET] = p[TOKEN_BUDGET]
+    s[PREEMPTED_ANY] = 0
+    s[SETTLED] = 0
+    s[REJECTED_HEAD] = NONE
+    s[PREFILLS] = 0
+    s[PREFILL_ISL] = 0
+    s[PREFILL_PREFIX] = 0
+    s[PREFILL_TOKENS] = 0
+    schedule_running(requests, pools, s, p, growth, running, now, defer)
+    before = s[RUNNING]
+    admit_waiting(requests, pools, scratch, w, s, p, running, now, defer)
+    if p[EVICTION_POLICY] == EVICT_BELADY:
+        retire_admitted(requests, pools, s, running, before)
+    if not defer and s[PREEMPTED_ANY] == 0:
+        s[CAPACITY_BOUND] = np.int64(queue_head(requests, s, now) >= 0)
+
+
+# --- work summary and price -----------------------------------------------------------------------
+@inner
+def is_ready(requests, q):
+    """Whether all known tokens of an explicit request are computed."""
+    state = requests.state
+    return state[COMPUTED, q] >= np.int64(state[ISL, q]) + state[GENERATED, q]
+
+
+@inner
+def price(requests, s, p, f, running, start):
+    """End of the scheduled pass that begins at `start`, or a negative number for a bad price."""
+    state = requests.state
+    end = start
+    if s[PREFILLS] > 0:
+        duration = prefill_ms(p, f, s[PREFILLS], s[PREFILL_ISL], s[PREFILL_PREFIX])
+        if duration < 0.0:
+            return -1.0
+        end += duration
+    batch = s[FRONT]
+    context = s[FRONT_CONTEXT]
+    for i in range(s[FRONT], s[RUNNING]):
+        q = np.int64(running[s[RUN_OFFSET] + i])
+        if not is_ready(requests, q) or state[GENERATED, q] >= state[LIMIT, q]:
+            continue
+        # The first token comes out of the pass that finishes the prompt, free of charge.
+        if state[GENERATED, q] > 0 or state[PASS_PROMPT, q] == 0:
+            batch += 1
+            context += np.int64(state[ISL, q]) + state[GENERATED, q]
+    if batch > 0:
+        duration = decode_ms(p, f, batch, context)
+        if duration < 0.0:
+            return -1.0
+        end += duration
+    return end
+
+
+# --- apply ----------------------------------------------------------------------------------------
+@inner
+def mark_second_tokens(requests, s, running, end):
+    """Front members that joined at the last pass end and had one token get their second now."""
+    for i in range(s[FRONT_JOINED], s[FRONT]):
+        q = running[s[RUN_OFFSET] + i]
+        if np.isnan(requests.time[SECOND_TOKEN, q]):
+            requests.time[SECOND_TOKEN, q] = end
+    s[FRONT_JOINED] = s[FRONT]
+
+
+@inner
+def finish(requests, pools, w, s, p, q, end):
+    """Complete an explicit request and release its blocks."""
+    release(requests, pools, s, p, q, np.int64(requests.state[COMPUTED, q]))
+    requests.state[STATUS, q] = COMPLETED
+    requests.time[TERMINAL, q] = end
+    w[TERMINALS] += 1
+
+
+@inner
+def finish_without_output(requests, pools, w, s, p, running, end):
+    """Complete the ready requests that have nothing to produce; they leave before all others."""
+    start = s[RUN_OFFSET]
+    kept = s[FRONT]
+    for i in range(s[FRONT], s[RUNNING]):
+        q = np.int64(running[start + i])
+        if requests.state[LIMIT, q] == 0 and is_ready(requests, q):
+            requests.state[PASS_TOKENS, q] = 0
+            requests.state[PASS_PROMPT, q] = 0
+            finish(requests, pools, w, s, p, q, end)
+        else:
+            running[start + kept] = q
+            kept += 1
+    s[RUNNING] = kept
+
+
+@inner
+def emit_token(requests, times, scratch, q, end):
+    """An explicit request produces one token at `end`."""
+    state = requests.state
+    time = requests.time
+    generated = state[GENERATED, q]
+    if generated == 0:
+        time[FIRST_TOKEN, q] = end
+    else:
+        count_gap(times, scratch, end - time[LAST_TOKEN, q], np.int64(state[COUNTED, q]))
+        if generated == 1:
+            time[SECOND_TOKEN, q] = end
+    time[LAST_TOKEN, q] = end
+    state[GENERATED, q] = generated + 1
+
+
+@inner
+def finish_front(requests, pools, w, s, p, growth, running, end):
+    """Complete the front members whose last token came at `end`."""
+    start = s[RUN_OFFSET]
+    kept = np.int64(0)
+    next_finish = NEVER
+    for i in range(s[FRONT]):
+        q = np.int64(running[start + i])
+        if requests.state[FINISH, q] <= s[TICK]:
+            leave_front(requests, pools, s, p, growth, q)
+            requests.time[LAST_TOKEN, q] = end
+            finish(requests, pools, w, s, p, q, end)
+        else:
+            next_finish = min(next_finish, np.int64(requests.state[FINISH, q]))
+            running[start + kept] = q
+            kept += 1
+    gone = s[FRONT] - kept
+    s[FRONT] = kept
+    s[NEXT_FINISH] = next_finish
+    if gone > 0:
+        for i in range(kept + gone, s[RUNNING]):
+            running[start + i - gone] = running[start + i]
+        s[RUNNING] -= gone
+
+
+@inner
+def emit_explicit(requests, pools, times, scratch, w, s, p, growth, running, end):
+    """Tokens of the explicit requests, in running order; who has more to produce joins the front."""
+    state = requests.state
+    start = s[RUN_OFFSET]
+    kept = s[FRONT]
+    for i in range(s[FRONT], s[RUNNING]):
+        q = np.int64(running[start + i])
+        state[PASS_TOKENS, q] = 0
+        state[PASS_PROMPT, q] = 0
+        emitted = is_ready(requests, q)
+        if emitted:
+            emit_token(requests, times, scratch, q, end)
+            if state[GENERATED, q] == state[LIMIT, q]:
+                finish(requests, pools, w, s, p, q, end)
+                continue
+        running[start + kept] = q
+        kept += 1
+        if emitted and kept == s[FRONT] + 1 and state[LONER, q] == 0:
+            join_front(requests, s, p, growth, q)
+    s[RUNNING] = kept
+
+
+@inner
+def end_rejected(requests, w, s, end):
+    """Rejections of the pass become visible."""
+    q = s[REJECTED_HEAD]
+    while q >= 0:
+        following = np.int64(requests.state[NEXT, q])
+        requests.state[STATUS, q] = REJECTED
+        requests.time[TERMINAL, q] = end
+        w[TERMINALS] += 1
+        q = following
+    s[REJECTED_HEAD] = NONE
+
+
+@inner
+def advance_front(s, passes):
+    """`passes` passes went by for every front member."""
+    s[TICK] += passes
+    s[FRONT_CONTEXT] += passes * s[FRONT]
+
+
+@inner
+def apply(requests, pools, times, scratch, w, s, p, growth, running, start, end):
+    """Step 4 of a pass: tokens, completions, rejections at its end. Returns held blocks x ms."""
+    if s[FRONT] > 0:
+        count_gap(times, scratch, end - start, s[FRONT_COUNTED])
+        mark_second_tokens(requests, s, running, end)
+    held = np.float64(p[NUM_BLOCKS] - s[FREE] - s[IDLE]) * (end - start)
+    advance_front(s, np.int64(1))
+    if s[RUNNING] > s[FRONT]:
+        finish_without_output(requests, pools, w, s, p, running, end)
+    if s[TICK] >= s[NEXT_FINISH]:
+        finish_front(requests, pools, w, s, p, growth, running, end)
+    s[FRONT_JOINED] = s[FRONT]
+    emit_explicit(requests, pools, times, scratch, w, s, p, growth, running, end)
+    end_rejected(requests, w, s, end)
+    s[COMMITTED_PREFILL] += s[PREFILL_TOKENS]
+    return held

@@ -1,0 +1,328 @@
+"""Lowering: role descriptors and a workload become arrays. The only place that knows both sides."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from vecsim.descriptors import FixedTiming, RankConfig
+from vecsim.errors import InputError
+from vecsim.kernels import aggregated, layout, sharing
+from vecsim.kernels.layout import Pools, Ranks, Requests, Workers
+from vecsim.roles import Role
+from vecsim.timing import CompiledTiming
+from vecsim.workload import PrefixTree, Workload
+
+_LONGEST_SEQUENCE = 2**31 - 2**24
+_MOST_BLOCKS = 2**61
+
+# Copies beyond one per block instance: a block recomputed while an old copy lingers adds one.
+_SPARE_COPIES = 8
+
+
+@dataclass(frozen=True)
+class State:
+    """Everything the kernels read and write, for one aggregated pool.
+
+    Attributes:
+        order: int64 [n] row of the workload that request q of the kernels is, or None if the same.
+    """
+
+    ranks: Ranks
+    workers: Workers
+    requests: Requests
+    pools: Pools
+    order: np.ndarray | None
+
+
+def lower(
+    role: Role,
+    workload: Workload,
+    workers: int,
+    *,
+    eviction: str,
+    arrival_ms: np.ndarray,
+    authored_order: bool,
+    released_by_completions: bool,
+    coupled: bool,
+    timing: CompiledTiming | None,
+    counted: np.ndarray | None = None,
+) -> State:
+    """Arrays for a fresh run.
+
+    Args:
+        role: the pool's role.
+        workload: n requests.
+        workers: number of workers.
+        eviction: "lru" or "belady".
+        arrival_ms: float64 [n], when each request reaches the engine.
+        authored_order: take requests in workload order instead of arrival order.
+        released_by_completions: closed loop; arrivals are decided by the run.
+        coupled: the clock hands arrivals over one by one.
+        timing: custom timing, or None for the role's own model.
+        counted: bool [n], whose inter-token gaps are recorded; None = everybody's.
+
+    Raises:
+        InputError: a request too long for 32-bit token counters.
+    """
+    n = len(workload)
+    order = None
+    if not authored_order and np.any(arrival_ms[1:] < arrival_ms[:-1]):
+        order = np.argsort(arrival_ms, kind="stable")
+    limit, longest = _output_limits(workload, role.rank)
+    params, factors = _params(role, longest, eviction, timing)
+    ranks = _ranks(role, workers, params, factors)
+    paths = _paths(workload, role.rank, longest, order, len(ranks.state))
+    requests = _requests(workload, limit, paths, order, counted)
+    if not released_by_completions:
+        requests.time[layout.ARRIVAL] = _in_order(arrival_ms, order)
+    if role.rank.enable_prefix_caching and workload.output_offsets is not None:
+        planned = np.diff(workload.output_offsets) > 0
+        requests.state[layout.LONER] = _in_order(planned, order)
+
+    belady = eviction == "belady"
+    contents = np.full(int(paths.covered.sum()) + 1 if belady else 0, -1, np.int32)
+    instances = np.zeros(len(ranks.state), np.int64)
+    rows = aggregated.prepare(
+        ranks,
+        requests,
+        paths,
+        np.ascontiguousarray(_in_order(workload.dp_rank, order)),
+        np.zeros(workers, np.int64),
+        instances,
+        contents,
+        np.int64(not coupled),
+    )
+    ranks = ranks._replace(running=_place_running_lists(ranks, requests, paths.starts))
+    copies = _place_copies(ranks, instances)
+    prompt_blocks = requests.state[layout.ISL].astype(np.int64) // params[layout.BLOCK_SIZE]
+    pools = _pools(n, copies, int(rows), contents, prompt_blocks if belady else None, paths)
+    return State(ranks, _workers(workers), requests, pools, order)
+
+
+def _in_order(column: np.ndarray, order: np.ndarray | None) -> np.ndarray:
+    return column if order is None else column[order]
+
+
+def _output_limits(workload: Workload, rank: RankConfig) -> tuple[np.ndarray, int]:
+    """(tokens that each request may produce: int64 [n], tokens of the longest sequence)."""
+    prompt = workload.input_length.astype(np.int64)
+    limit = workload.output_length.astype(np.int64)
+    if rank.max_model_len is not None:
+        limit = np.clip(rank.max_model_len - prompt, 0, limit)
+    longest = int((prompt + limit).max()) if len(prompt) else 0
+    if longest > _LONGEST_SEQUENCE:
+        row = int((prompt + limit).argmax())
+        raise InputError(
+            f"requests[{row}]", longest, f"at most {_LONGEST_SEQUENCE} tokens, prompt and output"
+        )
+    return limit, longest
+
+
+def _params(
+    role: Role, longest: int, eviction: str, timing: CompiledTiming | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Parameters of one rank: int64 [PARAMS], float64 [FLOAT_PARAMS]."""
+    rank = role.rank
+    unlimited = int(layout.UNLIMITED)
+    p = np.zeros(layout.PARAMS, np.int64)
+    p[layout.NUM_BLOCKS] = min(rank.num_gpu_blocks, _MOST_BLOCKS)
+    # A block longer than every sequence is never full, so its exact size does not matter.
+    p[layout.BLOCK_SIZE] = min(rank.block_tokens, longest + 1)
+    p[layout.CAPACITY_TOKENS] = min(rank.num_gpu_blocks * rank.block_tokens, unlimited)
+    p[layout.MAX_NUM_SEQS] = _or_unlimited(rank.max_num_seqs)
+    p[layout.TOKEN_BUDGET] = _or_unlimited(rank.max_num_batched_tokens)
+    p[layout.MAX_MODEL_LEN] = _or_unlimited(rank.max_model_len)
+    p[layout.PREFIX_CACHING] = rank.enable_prefix_caching
+    p[layout.CHUNKED_PREFILL] = rank.enable_chunked_prefill
+    p[layout.PREEMPT_FIRST] = rank.preemption_mode == "fifo"
+    belady = eviction == "belady"
+    p[layout.EVICTION_POLICY] = layout.EVICT_BELADY if belady else layout.EVICT_LRU
+    # An undone fifo victim leaves a duplicate of its own last block, and Belady weighs each block.
+    single = belady or rank.preemption_mode == "fifo"
+    p[layout.SINGLE_COPIES] = single and rank.enable_prefix_caching
+    p[layout.PREFILL_SCHEDULE_INTERVAL] = min(rank.prefill_schedule_interval, unlimited)
+
+    f = np.zeros(layout.FLOAT_PARAMS)
+    f[layout.PREFILL_RATIO] = rank.speedup_ratio
+    f[layout.DECODE_RATIO] = rank.speedup_ratio * rank.decode_speedup_ratio
+    model = layout.MODEL_POLYNOMIAL
+    if timing is not None:
+        model = layout.MODEL_CUSTOM
+        p[layout.PREFILL_FUNCTION], p[layout.DECODE_FUNCTION] = timing.addresses
+    elif isinstance(rank.timing_model, FixedTiming):
+        model = layout.MODEL_FIXED
+        f[layout.FIXED_PREFILL_MS] = rank.timing_model.prefill_ms
+        f[layout.FIXED_DECODE_MS] = rank.timing_model.decode_ms
+    p[layout.PREFILL_MODEL] = p[layout.DECODE_MODEL] = model
+    return p, f
+
+
+def _or_unlimited(value: int | None) -> int:
+    return int(layout.UNLIMITED) if value is None else min(value, int(layout.UNLIMITED))
+
+
+def _ranks(role: Role, workers: int, params: np.ndarray, factors: np.ndarray) -> Ranks:
+    count = workers * role.dp_size
+    state = np.zeros((count, layout.RANK_STATE), np.int64)
+    state[:, layout.FREE] = params[layout.NUM_BLOCKS]
+    state[:, layout.NEXT_FINISH] = layout.NEVER
+    for head in (
+        layout.IDLE_HEAD,
+        layout.IDLE_TAIL,
+        layout.COPY_FREE,
+        layout.QUEUE_HEAD,
+        layout.QUEUE_TAIL,
+        layout.PREEMPTED_HEAD,
+        layout.REJECTED_HEAD,
+    ):
+        state[:, head] = layout.NONE
+    return Ranks(
+        state=state,
+        params=np.tile(params, (count, 1)),
+        factors=np.tile(factors, (count, 1)),
+        growth=np.zeros((count, int(params[layout.BLOCK_SIZE])), np.int32),
+        running=np.zeros(0, np.int32),
+    )
+
+
+def _workers(workers: int) -> Workers:
+    return Workers(
+        state=np.zeros((workers, layout.WORKER_STATE), np.int64),
+        time=np.zeros((workers, layout.WORKER_TIME)),
+    )
+
+
+def _paths(
+    workload: Workload, rank: RankConfig, longest: int, order: np.ndarray | None, ranks: int
+) -> sharing.Paths:
+    """Prompts as paths through the prefix tree; empty ones where nothing can be shared."""
+    n = len(workload)
+    tree = PrefixTree(np.zeros(n + 1, np.int64), np.zeros(0, np.int32), 0, rank.block_tokens)
+    if (
+        rank.enable_prefix_caching
+        and workload.block_offsets is not None
+        and rank.block_tokens <= longest
+    ):
+        tree = workload.prefix_tree(rank.block_tokens)
+    spans = np.diff(tree.offsets)
+    if tree.tokens_per_node == rank.block_tokens:
+        covered = spans
+        if workload.output_offsets is None:
+            covered = np.minimum(spans, workload.input_length // rank.block_tokens)
+    else:
+        covered = np.where(spans > 0, workload.input_length // rank.block_tokens, 0)
+    offsets, nodes = tree.offsets, tree.nodes
+    if order is not None:
+        covered = covered[order]
+        offsets, nodes = _permute_csr(offsets, nodes, order)
+    return sharing.Paths(
+        offsets=offsets,
+        nodes=nodes,
+        covered=covered.astype(np.int32),
+        blocks_per_node=np.array([tree.tokens_per_node // rank.block_tokens], np.int64),
+        marks=np.full((tree.node_count, 4), -1, np.int32),
+        order=np.zeros(n, np.int64),
+        starts=np.zeros(ranks + 1, np.int64),
+    )
+
+
+def _permute_csr(
+    offsets: np.ndarray, values: np.ndarray, order: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """The spans of a compressed table in another row order."""
+    spans = np.diff(offsets)[order]
+    permuted = np.concatenate([np.zeros(1, np.int64), np.cumsum(spans)])
+    shift = np.repeat(offsets[:-1][order] - permuted[:-1], spans)
+    return permuted, values[np.arange(len(shift)) + shift]
+
+
+def _requests(
+    workload: Workload,
+    limit: np.ndarray,
+    paths: sharing.Paths,
+    order: np.ndarray | None,
+    counted: np.ndarray | None,
+) -> Requests:
+    n = len(workload)
+    state = np.zeros((layout.REQUEST_STATE, n), np.int32)
+    state[layout.ISL] = _in_order(workload.input_length, order)
+    state[layout.LIMIT] = _in_order(limit, order)
+    state[layout.REASON] = np.where(
+        state[layout.LIMIT] < _in_order(workload.output_length, order),
+        layout.LENGTH,
+        layout.NO_REASON,
+    )
+    state[layout.COUNTED] = 1 if counted is None else _in_order(counted, order)
+    state[layout.FRESH] = 1
+    state[layout.OWN_TAIL] = layout.NONE
+    state[layout.STATUS] = layout.UNFINISHED
+    state[layout.RANK] = layout.NONE
+    return Requests(
+        state=state,
+        time=np.full((layout.REQUEST_TIME, n), np.nan),
+        path_offsets=paths.offsets,
+        path_rows=np.zeros(len(paths.nodes), np.int32),
+        blocks_per_node=paths.blocks_per_node,
+    )
+
+
+def _place_running_lists(ranks: Ranks, requests: Requests, starts: np.ndarray) -> np.ndarray:
+    """Give every rank its part of the running array, as long as its list can get."""
+    capacity = np.minimum(np.diff(starts), ranks.params[:, layout.MAX_NUM_SEQS])
+    ends = np.cumsum(capacity)
+    ranks.state[:, layout.RUN_OFFSET] = ends - capacity
+    return np.zeros(int(ends[-1]), np.int32)
+
+
+def _place_copies(ranks: Ranks, instances: np.ndarray) -> int:
+    """Give every rank its range of copies: no more than it has blocks, or blocks to copy."""
+    spare = np.where(ranks.params[:, layout.SINGLE_COPIES] != 0, _SPARE_COPIES, 1)
+    capacity = np.minimum(instances * spare, ranks.params[:, layout.NUM_BLOCKS])
+    ends = np.cumsum(capacity)
+    ranks.state[:, layout.COPY_BUMP] = ends - capacity
+    return int(ends[-1])
+
+
+def _pools(
+    n: int,
+    copies: int,
+    rows: int,
+    contents: np.ndarray,
+    prompt_blocks: np.ndarray | None,
+    paths: sharing.Paths,
+) -> Pools:
+    """Empty pools; with a forecast of prompt contents if `prompt_blocks` is given (Belady)."""
+    offsets, users = np.zeros(1, np.int64), np.zeros(0, np.int32)
+    if prompt_blocks is not None:
+        offsets, users = _forecast(prompt_blocks, paths)
+        contents = np.concatenate([contents, np.full(max(rows - len(contents), 0), -1, np.int32)])
+    return Pools(
+        copies=np.zeros((layout.COPY_STATE, copies), np.int32),
+        links=np.zeros((2, copies + n), np.int32),
+        index=np.full((2, rows), -1, np.int32),
+        forecast_content=contents,
+        forecast_offsets=offsets,
+        forecast_users=users,
+        forecast_next=offsets[:-1].copy(),
+        retired=np.zeros(n if prompt_blocks is not None else 0, np.uint8),
+    )
+
+
+def _forecast(
+    prompt_blocks: np.ndarray, paths: sharing.Paths
+) -> tuple[np.ndarray, np.ndarray]:
+    """(offsets int64 [contents + 1], users int32): for the content of every prompt block the
+    requests that have it, ascending. `prompt_blocks` int64 [n]: full blocks of each prompt."""
+    per_node = int(paths.blocks_per_node[0])
+    blocks = np.minimum(paths.covered, prompt_blocks)
+    user = np.repeat(np.arange(len(blocks)), blocks)
+    first = np.cumsum(blocks) - blocks
+    block = np.arange(len(user)) - first[user]
+    content = paths.nodes[paths.offsets[user] + block // per_node].astype(np.int64)
+    content = content * per_node + block % per_node
+    by_content = np.argsort(content, kind="stable")
+    counts = np.bincount(content, minlength=len(paths.marks) * per_node)
+    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
+    return offsets, user[by_content].astype(np.int32)

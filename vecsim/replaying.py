@@ -1,0 +1,183 @@
+"""The one way to run: descriptor and workload in, result out."""
+
+from __future__ import annotations
+
+import dataclasses
+import heapq
+import os
+import time
+
+import numpy as np
+
+from vecsim.descriptors import Payload, Tokenization
+from vecsim.errors import InputError
+from vecsim.kernels import layout
+from vecsim.lower import lower
+from vecsim.outcome import Outcome
+from vecsim.result import Result
+from vecsim.roles import Role, resolve
+from vecsim.simulation import Progress, RunOptions, simulate
+from vecsim.spec import Source, defaulted, load
+from vecsim.timing import CompiledTiming, check_timing
+from vecsim.validation import check_supported, validate
+from vecsim.workload import Workload
+
+
+def replay(
+    source: Source,
+    *,
+    workload: Workload | None = None,
+    timing: CompiledTiming | None = None,
+    prefill_timing: CompiledTiming | None = None,
+    decode_timing: CompiledTiming | None = None,
+    threads: int | None = None,
+    progress: bool | Progress = False,
+) -> Result:
+    """Replay a workload against a fleet, in virtual time.
+
+    Args:
+        source: the descriptor: a dict, the path of a YAML or JSON file, a `ReplaySpec` or a `Payload`.
+        workload: requests; replaces those of the descriptor.
+        timing, prefill_timing, decode_timing: custom pass prices, for all roles or for one stage.
+        threads: worker threads; None = one a core. Results do not depend on it.
+        progress: True prints a progress line to stderr; a function is called with (requests ended,
+            requests) now and then.
+
+    Returns:
+        The complete result.
+
+    Raises:
+        InputError: a malformed or impossible descriptor, workload or argument.
+        NotSupportedYetError: a valid one that needs a feature that is not built.
+        SimulationError: a timing model gave an unusable duration.
+    """
+    started = time.perf_counter()
+    for name, model in (
+        ("timing", timing),
+        ("prefill_timing", prefill_timing),
+        ("decode_timing", decode_timing),
+    ):
+        check_timing(name, model)
+    payload = load(source)
+    validate(payload)
+    check_supported(payload)
+    roles = resolve(payload.spec)
+    if workload is None:
+        workload = _authored_workload(payload)
+    else:
+        _check_workload(workload, roles[0], payload)
+    outcome = _run(payload, workload, roles[0], timing, _threads(threads), _progress(progress))
+    wall_time_ms = (time.perf_counter() - started) * 1000.0
+    return Result(payload, workload, outcome, roles, defaulted(source), wall_time_ms)
+
+
+def _authored_workload(payload: Payload) -> Workload:
+    if payload.traffic is not None:
+        return Workload.from_traffic(payload.traffic, payload.spec)
+    return Workload.from_requests(payload.spec.requests)
+
+
+def _check_workload(workload: Workload, role: Role, payload: Payload) -> None:
+    """What the descriptor's own checks would have said of these requests."""
+    if not isinstance(workload, Workload):
+        raise InputError("workload", workload, "a vecsim.Workload")
+    too_high = np.flatnonzero(workload.dp_rank >= role.dp_size)
+    if too_high.size:
+        row = int(too_high[0])
+        expected = f"a rank below engine.dp_size = {role.dp_size}"
+        raise InputError(f"workload.dp_rank[{row}]", int(workload.dp_rank[row]), expected)
+    pinned = np.flatnonzero(workload.prefill_dp_rank >= 0)
+    if pinned.size:
+        row = int(pinned[0])
+        value = int(workload.prefill_dp_rank[row])
+        raise InputError(f"workload.prefill_dp_rank[{row}]", value, "none: the pool is aggregated")
+    if payload.spec.engine.kv_eviction_policy == "belady" and workload.block_offsets is None:
+        raise InputError("workload", "lengths only", "token or hash ids: belady looks them up ahead")
+
+
+def _threads(threads: int | None) -> int:
+    if threads is None:
+        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    if isinstance(threads, bool) or not isinstance(threads, int) or threads < 1:
+        raise InputError("threads", threads, "a whole number above 0, or None")
+    return threads
+
+
+def _progress(progress: bool | Progress) -> Progress | None:
+    if progress is False or progress is None:
+        return None
+    if progress is not True:
+        return progress
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    return lambda ended, total: console.print(f"{ended} of {total} requests", end="\r")
+
+
+def _run(
+    payload: Payload,
+    workload: Workload,
+    role: Role,
+    timing: CompiledTiming | None,
+    threads: int,
+    progress: Progress | None,
+) -> Outcome:
+    spec = payload.spec
+    max_in_flight = spec.max_in_flight
+    authored_order = False
+    if payload.traffic is not None:
+        max_in_flight = payload.traffic.replay_concurrency
+        authored_order = max_in_flight is not None
+    arrival_ms = workload.arrival_ms
+    if payload.tokenization is not None:
+        arrival_ms = tokenized_ms(payload.tokenization, workload)
+    belady = spec.engine.kv_eviction_policy == "belady"
+    workers = spec.topology.workers.initial_workers
+    coupled = max_in_flight is not None or (belady and workers > 1)
+    horizon = np.inf if spec.max_sim_time_ms is None else spec.max_sim_time_ms
+    options = RunOptions(max_in_flight, coupled, horizon, threads, progress)
+
+    def run(counted: np.ndarray | None) -> Outcome:
+        state = lower(
+            role,
+            workload,
+            workers,
+            eviction=spec.engine.kv_eviction_policy,
+            arrival_ms=arrival_ms,
+            authored_order=authored_order,
+            released_by_completions=max_in_flight is not None,
+            coupled=coupled,
+            timing=timing,
+            counted=counted,
+        )
+        return simulate(state, role, options)
+
+    outcome = run(None)
+    completed = outcome.status == layout.COMPLETED
+    if np.any(outcome.output_length[~completed] > 1):
+        # Gaps count for completed requests only, and who completes is known only now.
+        outcome = run(completed)
+    if payload.tokenization is not None:
+        arrived = ~np.isnan(outcome.arrival_ms)
+        outcome = dataclasses.replace(
+            outcome,
+            arrival_ms=np.where(arrived, workload.arrival_ms, np.nan),
+            tokenized_ms=np.where(arrived, arrival_ms, np.nan),
+        )
+    return outcome
+
+
+def tokenized_ms(tokenization: Tokenization, workload: Workload) -> np.ndarray:
+    """When each request leaves the tokenizers: float64 [n], ms.
+
+    A FIFO pool of servers in front of admission, by arrival, with service time
+    base_ms + per_input_token_ms * input tokens (reference: configuration, section 1.1).
+    """
+    service = tokenization.base_ms + tokenization.per_input_token_ms * workload.input_length
+    free_at = [0.0] * tokenization.workers
+    ends = np.empty(len(workload))
+    for row in np.argsort(workload.arrival_ms, kind="stable"):
+        start = max(free_at[0], float(workload.arrival_ms[row]))
+        ends[row] = start + float(service[row])
+        heapq.heapreplace(free_at, ends[row])
+    return ends

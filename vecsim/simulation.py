@@ -1,0 +1,326 @@
+"""Running the kernels over lowered state: threads, pauses, growing logs, and reading the columns out."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+
+from vecsim.errors import SimulationError
+from vecsim.kernels import aggregated, layout
+from vecsim.kernels.aggregated import Clock
+from vecsim.kernels.layout import Scratch
+from vecsim.kernels.observe import GAP_BINS, bin_midpoints
+from vecsim.lower import State
+from vecsim.outcome import GapDistribution, Outcome, PoolOutcome
+from vecsim.roles import Role
+
+Progress = Callable[[int, int], None]
+
+_SEGMENTS_A_CALL = 100_000
+_LOG_LINES = 4096
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """How to run a lowered pool.
+
+    Attributes:
+        max_in_flight: cap of a closed loop, or None for open-loop arrivals.
+        coupled: the workers share one clock.
+        horizon_ms: virtual time after which nothing is processed; infinity = run to the end.
+        threads: threads to advance independent workers on. Results do not depend on it.
+        progress: called with (requests ended, requests) now and then, or None.
+    """
+
+    max_in_flight: int | None
+    coupled: bool
+    horizon_ms: float
+    threads: int
+    progress: Progress | None
+
+
+def simulate(state: State, role: Role, options: RunOptions) -> Outcome:
+    """Run to the end or to the horizon, and return the columns in workload order.
+
+    Raises:
+        SimulationError: an unusable pass duration, or a standstill that no rule settles.
+    """
+    lanes = _run_coupled(state, role, options) if options.coupled else _run_free(state, role, options)
+    return _outcome(state, role, options, lanes)
+
+
+@dataclass
+class _Lane:
+    """One thread's clock and scratch memory."""
+
+    clock: Clock
+    scratch: Scratch
+
+
+def _lane(state: State, role: Role, options: RunOptions) -> _Lane:
+    workers = len(state.workers.state)
+    leaves = 1 << max(workers - 1, 0).bit_length()
+    clock = Clock(
+        state=np.zeros(aggregated.CLOCK_STATE, np.int64),
+        time=np.zeros(aggregated.CLOCK_TIME),
+        tree=np.full(2 * leaves if options.coupled else 2, np.inf),
+        awake=np.zeros(workers if options.coupled else 1, np.int64),
+    )
+    clock.state[aggregated.DP_SIZE] = role.dp_size
+    clock.state[aggregated.COUPLED] = options.coupled
+    clock.state[aggregated.MAX_IN_FLIGHT] = options.max_in_flight or 0
+    clock.state[aggregated.SEGMENTS] = _SEGMENTS_A_CALL
+    clock.time[aggregated.HORIZON] = options.horizon_ms
+    gaps = np.zeros(layout.CHUNK)
+    return _Lane(
+        clock,
+        Scratch(
+            durations=np.zeros(layout.CHUNK),
+            prices=np.zeros(layout.CHUNK),
+            ends=np.zeros(layout.CHUNK),
+            gaps=gaps,
+            gap_bits=gaps.view(np.int64),
+            bins=np.zeros(GAP_BINS, np.int64),
+            log=np.zeros((3, _LOG_LINES)),
+            log_length=np.zeros(1, np.int64),
+        ),
+    )
+
+
+def _run_coupled(state: State, role: Role, options: RunOptions) -> list[_Lane]:
+    lane = _lane(state, role, options)
+    while not _advance(state, lane):
+        _report_progress(state, options)
+    return [lane]
+
+
+def _run_free(state: State, role: Role, options: RunOptions) -> list[_Lane]:
+    """Advance the workers one by one; each thread takes the next one that nobody has."""
+    workers = len(state.workers.state)
+    threads = max(1, min(options.threads, workers))
+    lanes = [_lane(state, role, options) for _ in range(threads)]
+    if threads == 1:
+        lanes[0].clock.state[aggregated.END_WORKER] = workers
+        while not _advance(state, lanes[0]):
+            _report_progress(state, options)
+        return lanes
+    todo = iter(range(workers))
+    lock = threading.Lock()
+    stop = threading.Event()
+
+    def work(lane: _Lane) -> None:
+        while not stop.is_set():
+            with lock:
+                worker = next(todo, None)
+            if worker is None:
+                return
+            lane.clock.state[aggregated.NEXT_WORKER] = worker
+            lane.clock.state[aggregated.END_WORKER] = worker + 1
+            while not stop.is_set() and not _advance(state, lane):
+                _report_progress(state, options)
+
+    with ThreadPoolExecutor(threads) as pool:
+        try:
+            for done in [pool.submit(work, lane) for lane in lanes]:
+                done.result()
+        finally:
+            stop.set()
+    return lanes
+
+
+def _advance(state: State, lane: _Lane) -> bool:
+    """Run until the lane pauses or is done. Returns whether it is done."""
+    code = aggregated.run(
+        state.ranks, state.workers, state.requests, state.pools, lane.scratch, lane.clock
+    )
+    if code == layout.LOG_FULL:
+        log = lane.scratch.log
+        waiting = int(state.ranks.state[:, layout.PREEMPTED_COUNT].sum())
+        longer = np.zeros((3, 2 * log.shape[1] + waiting))
+        longer[:, : log.shape[1]] = log
+        lane.scratch = lane.scratch._replace(log=longer)
+    elif code not in (layout.DONE, layout.PAUSED):
+        raise SimulationError(_failure(int(code), state))
+    return code == layout.DONE
+
+
+def _failure(code: int, state: State) -> str:
+    if code == layout.BAD_PRICE:
+        return (
+            "timing model: a pass duration is NaN, negative, or 2**64 s or more (after speedup);"
+            " expected a finite non-negative number of ms"
+        )
+    if code == layout.TICKS_EXHAUSTED:
+        return "a rank made more than 2**31 passes without a break; split the workload"
+    busiest = int(state.workers.state[:, layout.FRUITLESS].argmax())
+    dp_size = len(state.ranks.state) // len(state.workers.state)
+    ranks = state.ranks.state[busiest * dp_size : (busiest + 1) * dp_size]
+    running = ranks[:, layout.RUNNING].tolist()
+    preempted = ranks[:, layout.PREEMPTED_COUNT].tolist()
+    free = (ranks[:, layout.FREE] + ranks[:, layout.IDLE]).tolist()
+    return (
+        f"no progress: worker {busiest} at {state.workers.time[busiest, layout.CLOCK]} ms keeps"
+        f" preempting without a token; per rank running {running}, preempted {preempted},"
+        f" unheld blocks {free}"
+    )
+
+
+def _report_progress(state: State, options: RunOptions) -> None:
+    if options.progress is not None:
+        ended = int(state.workers.state[:, layout.TERMINALS].sum())
+        options.progress(ended, state.requests.state.shape[1])
+
+
+# --- reading the columns out ----------------------------------------------------------------------
+
+
+def _outcome(state: State, role: Role, options: RunOptions, lanes: list[_Lane]) -> Outcome:
+    _settle_fronts(state)
+    columns = state.requests.state
+    times = state.requests.time
+    arrival = times[layout.ARRIVAL]
+    arrived = arrival <= options.horizon_ms
+    end_ms = max(
+        float(state.workers.time[:, layout.CLOCK].max()),
+        float(arrival[arrived].max(initial=0.0)),
+        *(float(lane.clock.time[aggregated.NOW]) for lane in lanes),
+    )
+    status = columns[layout.STATUS].astype(np.uint8)
+    status[~arrived] = layout.NOT_ARRIVED
+    reason = columns[layout.REASON].astype(np.uint8)
+    reason[status == layout.UNFINISHED] = layout.NO_REASON
+    reason[status == layout.NOT_ARRIVED] = layout.NO_REASON
+    rank = columns[layout.RANK].copy()
+    rank[~arrived] = layout.NONE
+
+    def in_workload_order(column: np.ndarray) -> np.ndarray:
+        if state.order is None:
+            return column
+        restored = np.empty_like(column)
+        restored[state.order] = column
+        return restored
+
+    request, at_ms, reused = _readmissions(state, lanes)
+    return Outcome(
+        arrival_ms=in_workload_order(np.where(arrived, arrival, np.nan)),
+        tokenized_ms=None,
+        first_admit_ms=in_workload_order(times[layout.FIRST_ADMIT]),
+        first_token_ms=in_workload_order(times[layout.FIRST_TOKEN]),
+        second_token_ms=in_workload_order(times[layout.SECOND_TOKEN]),
+        last_token_ms=in_workload_order(times[layout.LAST_TOKEN]),
+        terminal_ms=in_workload_order(times[layout.TERMINAL]),
+        output_length=in_workload_order(columns[layout.GENERATED]),
+        reused_input_tokens=in_workload_order(columns[layout.REUSED]),
+        first_reused_input_tokens=in_workload_order(columns[layout.FIRST_REUSED]),
+        admissions=in_workload_order(columns[layout.ADMISSIONS]),
+        status=in_workload_order(status),
+        reason=in_workload_order(reason),
+        rank=in_workload_order(rank),
+        readmission_request=request,
+        readmission_at_ms=at_ms,
+        readmission_reused=reused,
+        end_ms=end_ms,
+        committed_prefill_tokens=int(state.ranks.state[:, layout.COMMITTED_PREFILL].sum()),
+        gaps=_gaps(state, lanes),
+        pools=(
+            PoolOutcome(
+                name="agg",
+                workers=len(state.workers.state),
+                dp_size=role.dp_size,
+                gpus_per_worker=role.gpus_per_worker,
+                busy_ms=state.workers.time[:, layout.BUSY_MS].copy(),
+                kv_block_ms=state.workers.time[:, layout.KV_BLOCK_MS].copy(),
+                total_blocks=role.total_blocks,
+                passes=state.workers.state[:, layout.PASSES].copy(),
+                preemptions=state.ranks.state[:, layout.PREEMPTIONS].copy(),
+            ),
+        ),
+    )
+
+
+def _settle_fronts(state: State) -> None:
+    """Write out the tokens of requests that were decoding in step when the run was cut."""
+    dp_size = len(state.ranks.state) // len(state.workers.state)
+    for r in np.flatnonzero(state.ranks.state[:, layout.FRONT]):
+        s = state.ranks.state[r]
+        start = s[layout.RUN_OFFSET]
+        members = state.ranks.running[start : start + s[layout.FRONT]]
+        state.requests.state[layout.GENERATED, members] += np.int32(s[layout.TICK])
+        clock = state.workers.time[r // dp_size, layout.CLOCK]
+        state.requests.time[layout.LAST_TOKEN, members] = clock
+
+
+def _readmissions(state: State, lanes: list[_Lane]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(request, at_ms, reused tokens) of all readmissions, by request, then time."""
+    log = np.concatenate(
+        [lane.scratch.log[:, : int(lane.scratch.log_length[0])] for lane in lanes], axis=1
+    )
+    request = log[0].astype(np.int64)
+    if state.order is not None:
+        request = state.order[request]
+    # Each request's lines stand in order of time in one thread's log.
+    by_request = np.argsort(request, kind="stable")
+    return (
+        request[by_request].astype(np.int32),
+        log[1][by_request],
+        log[2][by_request].astype(np.int32),
+    )
+
+
+def _gaps(state: State, lanes: list[_Lane]) -> GapDistribution:
+    """Pool the workers' gap moments, in worker order, and the threads' bins."""
+    time = state.workers.time
+    positive = time[:, layout.GAP_COUNT] - time[:, layout.GAP_ZEROS]
+    mean, m2 = _pooled(
+        time[:, layout.GAP_COUNT],
+        time[:, layout.GAP_SHIFT],
+        time[:, layout.GAP_SUM],
+        time[:, layout.GAP_SQUARES],
+    )
+    rate_mean, rate_m2 = _pooled(
+        positive,
+        time[:, layout.RATE_SHIFT],
+        time[:, layout.RATE_SUM],
+        time[:, layout.RATE_SQUARES],
+    )
+    bins = sum(lane.scratch.bins for lane in lanes)
+    used = np.flatnonzero(bins)
+    counted = time[time[:, layout.GAP_COUNT] > 0]
+    above_zero = time[positive > 0]
+    return GapDistribution(
+        count=int(counted[:, layout.GAP_COUNT].sum()),
+        zeros=int(counted[:, layout.GAP_ZEROS].sum()),
+        minimum=_or_nan(np.min, counted[:, layout.GAP_MIN]),
+        maximum=_or_nan(np.max, counted[:, layout.GAP_MAX]),
+        mean=mean,
+        m2=m2,
+        rate_mean=rate_mean,
+        rate_m2=rate_m2,
+        positive_minimum=_or_nan(np.min, above_zero[:, layout.GAP_POSITIVE_MIN]),
+        bins=bins[used],
+        midpoints=bin_midpoints(used),
+    )
+
+
+def _pooled(
+    count: np.ndarray, shift: np.ndarray, total: np.ndarray, squares: np.ndarray
+) -> tuple[float, float]:
+    """(mean, sum of squared deviations) of groups given by their sums of deviations from a shift."""
+    some = count > 0
+    if not some.any():
+        return float("nan"), 0.0
+    count, shift, total, squares = count[some], shift[some], total[some], squares[some]
+    means = shift + total / count
+    mean = float((means * count).sum() / count.sum())
+    within = squares - total * (total / count)
+    between = count * (means - mean) ** 2
+    return mean, float(np.maximum(within, 0.0).sum() + between.sum())
+
+
+def _or_nan(reduce: Callable[[np.ndarray], np.floating], values: np.ndarray) -> float:
+    return float(reduce(values)) if len(values) else float("nan")
+
