@@ -71,6 +71,8 @@ def validate(payload: Payload) -> None:
     roles = resolve(spec)
     _check_state_caches(spec.engine)
     _check_external_timing(spec, roles)
+    if payload.traffic is not None:
+        check_traffic(payload.traffic, roles)
     _check_topology(spec)
     _check_limits(spec)
     _check_encoder(spec)
@@ -78,8 +80,6 @@ def validate(payload: Payload) -> None:
     known("adapters.placement.provider", spec.adapters.placement.provider, PLACEMENT_PROVIDERS)
     known("adapters.scaling.provider", spec.adapters.scaling.provider, SCALING_PROVIDERS)
     _check_tokenization(payload)
-    if payload.traffic is not None:
-        check_traffic(payload.traffic, roles)
     _check_belady_engine(spec, roles)
     _check_tier_topology(roles)
     _check_request_ranks(spec.requests, roles)
