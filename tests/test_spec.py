@@ -382,6 +382,12 @@ def test_defaulted_of_descriptors_is_what_equals_the_default():
     assert "engine.rank.block_size" in left_out
 
 
+def test_defaulted_refuses_what_does_not_parse():
+    with pytest.raises(InputError) as caught:
+        specs.defaulted(bare(engine=5))
+    assert caught.value.where == "engine"
+
+
 def test_set_path_in_bare_and_wrapped_trees():
     tree = bare(engine=None)
     assert specs.set_path(tree, "engine.rank.block_size", 32) is tree

@@ -97,10 +97,11 @@ def defaulted(source: Source) -> list[str]:
     """Paths of the fields that a source leaves to their default, requests apart.
 
     An object that is left out counts field by field (`engine.rank.block_size`). In descriptors
-    built in Python a field counts as left out when it has its default value.
+    built in Python a field counts as left out when it has its default value. Raises InputError.
     """
     written = isinstance(source, Payload | ReplaySpec)
-    envelope, _ = _inspect(_wrap(_written(source) if written else _tree(source)))
+    envelope, inspection = _inspect(_wrap(_written(source) if written else _tree(source)))
+    _raise_first(inspection)
     return list(_left_out(envelope, _PAYLOAD, ""))
 
 
