@@ -16,11 +16,11 @@ LENGTH = f"a whole number of tokens from 0 to {MAX_INT32}"
 
 
 def float_column(name: str, values: Any) -> np.ndarray:
-    """float64 [n] of finite numbers >= 0."""
+    """float64 [n] of finite numbers >= 0, always a copy."""
     array = _array(name, values)
     if array.dtype.kind not in "iuf":
         raise InputError(name, _first_odd(array), "numbers")
-    array = np.ascontiguousarray(array, np.float64)
+    array = np.array(array, np.float64)
     bad = np.flatnonzero(~(np.isfinite(array) & (array >= 0)))
     if bad.size:
         raise InputError(f"{name}[{bad[0]}]", float(array[bad[0]]), "a finite number, 0 or more")
