@@ -5,6 +5,10 @@ no wrappers (calling one from Python crashes the interpreter; tests wrap them in
 halves compile time. Reference counting is off: a kernel allocates nothing, its scratch comes from
 outside.
 
+Left alone, Numba optimises every inner function to machine code that nobody calls, and once more in
+each caller that it is linked into. Here inner functions stay as they were lowered; the entry point
+links all that it reaches, once, and only the whole is optimised and emitted.
+
 Numba's own cache looks at the file of the cached function alone, so an edited callee would leave a
 stale entry in use. Here every cache file lives in a folder named by a digest of all kernel sources,
 the decorators' options and the versions of Numba, NumPy and Python.
@@ -25,12 +29,73 @@ import llvmlite
 import numba
 import numpy as np
 from numba.core import caching
+from numba.core.codegen import JITCodeLibrary
+from numba.core.compiler import CompilerBase, DefaultPassBuilder
 
 DISABLED = bool(numba.config.DISABLE_JIT)
 """True when NUMBA_DISABLE_JIT is set: kernels run as plain Python."""
 
 _COMMON = {"nogil": True, "error_model": "numpy", "fastmath": False, "_nrt": False}
 _INNER = {**_COMMON, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+
+
+class _LinkingLibrary(JITCodeLibrary):
+    """Code of an entry point: links, besides its callees, whatever they reach."""
+
+    def add_linking_library(self, library):
+        reached = [library, *getattr(library, "reached", ())]
+        for one in reached:
+            if one not in self._linking_libraries:
+                super().add_linking_library(one)
+
+    @property
+    def reached(self):
+        return self._linking_libraries
+
+
+class _SilentCodegen:
+    """The code generator, for a library that is never loaded into the process."""
+
+    def __init__(self, codegen) -> None:
+        self._codegen = codegen
+
+    def set_env(self, env_name, env) -> None:
+        """There is no loaded module whose environment could be set."""
+
+    def __getattr__(self, name):
+        return getattr(self._codegen, name)
+
+
+class _InnerLibrary(_LinkingLibrary):
+    """Code of an inner function: lowered, neither optimised nor emitted."""
+
+    @property
+    def codegen(self):
+        return _SilentCodegen(self._codegen)
+
+    def finalize(self):
+        self._raise_if_finalized()
+        self._finalize_dynamic_globals()
+        self._finalized = True
+
+    def get_pointer_to_function(self, name):
+        self._ensure_finalized()
+        return 0
+
+
+class _EntryCompiler(CompilerBase):
+    _library = _LinkingLibrary
+
+    def define_pipelines(self):
+        state = self.state
+        state.library = self._library(state.targetctx.codegen(), state.func_id.func_qualname)
+        state.library.enable_object_caching()
+        return [DefaultPassBuilder.define_nopython_pipeline(state)]
+
+
+class _InnerCompiler(_EntryCompiler):
+    _library = _InnerLibrary
+
 
 _on_compile: list[Callable[[str], None]] = []
 
@@ -126,7 +191,7 @@ def entry(function: Callable) -> Callable:
     """Compile `function` on its first call from Python, through the cache of this module."""
     if DISABLED:
         return function
-    dispatcher = numba.njit(**_COMMON)(function)
+    dispatcher = numba.njit(**_COMMON, pipeline_class=_EntryCompiler)(function)
     if cache_folder() is None:
         dispatcher._cache = _NoCache(function.__qualname__)
     else:
@@ -138,4 +203,4 @@ def inner(function: Callable) -> Callable:
     """Compile `function` into the entry points that reach it."""
     if DISABLED:
         return function
-    return numba.njit(**_INNER)(function)
+    return numba.njit(**_INNER, pipeline_class=_InnerCompiler)(function)
