@@ -12,6 +12,7 @@ from vecsim.errors import InputError
 
 _TRACE_SUFFIXES = frozenset((".jsonl", ".ndjson", ".csv", ".gz", ".zst"))
 _YAML_SUFFIXES = frozenset((".yaml", ".yml"))
+_TRACE_KEYS = frozenset(("timestamp", "input_length", "output_length", "hash_ids"))
 _COMPRESSED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd")  # gzip, Zstandard
 _HEAD = 1 << 16
 
@@ -20,8 +21,8 @@ def is_trace(path: Path) -> bool:
     """Whether a file is a trace rather than a replay spec.
 
     The suffix decides where only one of both uses it; otherwise the content does: compressed data,
-    a JSON array, JSON lines and CSV are traces, one JSON object with `topology` or `spec` and YAML
-    are specs. Raises InputError when the file cannot be read.
+    a JSON array, JSON objects with the keys of a trace, and CSV are traces; other JSON objects and
+    YAML are specs. Raises InputError when the file cannot be read.
     """
     try:
         with path.open("rb") as file:
@@ -48,7 +49,7 @@ def _looks_like_trace(text: str) -> bool:
         first = json.loads(first_line)
     except ValueError:
         return False  # an object over several lines
-    return isinstance(first, dict) and not first.keys() & {"topology", "spec"}
+    return isinstance(first, dict) and not _TRACE_KEYS.isdisjoint(first)
 
 
 def read_spec(path: Path) -> dict[str, Any]:
