@@ -47,7 +47,6 @@ from vecsim.kernels.worker import (
 # --- rows of `Clock.state` ------------------------------------------------------------------------
 (
     DP_SIZE,
-    COUPLED,
     MAX_IN_FLIGHT,  # closed loop: cap on requests in flight; 0 = open loop
     SEGMENTS,  # passes and stretches after which an entry returns PAUSED
     NEXT_WORKER,  # independent: the worker being advanced
@@ -55,8 +54,8 @@ from vecsim.kernels.worker import (
     TAKEN,  # coupled: requests taken in so far
     ENDED,  # coupled: terminals so far
     AWAKE,  # coupled: workers to drive in this round
-) = (np.int64(k) for k in range(9))
-CLOCK_STATE = 9
+) = (np.int64(k) for k in range(8))
+CLOCK_STATE = 8
 
 NOW, HORIZON = (np.int64(k) for k in range(2))
 CLOCK_TIME = 2
@@ -80,23 +79,18 @@ def prepare(ranks, requests, paths, pins, rank_turns, instances, contents, arriv
     workers = np.int64(rank_turns.shape[0])
     dp_size = np.int64(instances.shape[0]) // workers
     place_round_robin(requests, pins, rank_turns, workers, dp_size)
-    rows = analyse(requests, paths, contents, ranks.params, instances)
+    rows = analyse(requests, paths, contents, ranks.fields, instances)
     if arrive != 0:
         enqueue_all(ranks, requests)
     return rows
 
 
 @entry
-def run(ranks, workers, requests, pools, scratch, clock):
-    """Run the pool until it is done, or pause. Returns DONE, PAUSED, LOG_FULL or an error code."""
-    if clock.state[COUPLED] != 0:
-        return run_coupled(ranks, workers, requests, pools, scratch, clock)
-    return run_independent(ranks, workers, requests, pools, scratch, clock)
-
-
-@inner
 def run_independent(ranks, workers, requests, pools, scratch, clock):
-    """Advance the workers NEXT_WORKER..END_WORKER-1 to the horizon, one after another."""
+    """Advance the workers NEXT_WORKER..END_WORKER-1 to the horizon, one after another.
+
+    Returns DONE, PAUSED, LOG_FULL or an error code; after PAUSED or LOG_FULL call it again.
+    """
     c = clock.state
     while c[NEXT_WORKER] < c[END_WORKER]:
         code = advance(
@@ -215,9 +209,8 @@ def take_in(ranks, workers, requests, scratch, clock, q):
     c = clock.state
     rank = np.int64(requests.state[RANK, q])
     worker = rank // c[DP_SIZE]
-    s = ranks.state[rank]
-    p = ranks.params[rank]
-    has_slot = s[RUNNING] < p[MAX_NUM_SEQS] or p[PREFILL_SCHEDULE_INTERVAL] > 1
+    s = ranks.fields[rank]
+    has_slot = s[RUNNING] < s[MAX_NUM_SEQS] or s[PREFILL_SCHEDULE_INTERVAL] > 1
     noticed = has_slot and queue_head(requests, s, clock.time[NOW]) < 0
     enqueue(requests, s, q, clock.time[NOW])
     if workers.state[worker, PENDING] == NO_PASS:
@@ -331,9 +324,12 @@ def cut_at_horizon(ranks, workers, requests, pools, scratch, clock):
             close_stretch(ranks, workers, requests, pools, np.int64(worker), dp_size, passes)
 
 
-@inner
+@entry
 def run_coupled(ranks, workers, requests, pools, scratch, clock):
-    """The outer loop: settle the present instant, then jump to the next one."""
+    """The outer loop: settle the present instant, then jump to the next one.
+
+    Returns DONE, PAUSED, LOG_FULL or an error code; after PAUSED or LOG_FULL call it again.
+    """
     c = clock.state
     n = np.int64(requests.state.shape[1])
     for _ in range(c[SEGMENTS]):

@@ -5,7 +5,7 @@ findable. Blocks that only their own request can find again (everything behind S
 while owned they are a count, and when released they form one idle *run*, eaten from its tail.
 Identities are dense index rows; a row's oldest copy is the one that look-ups use.
 
-`s` is the rank's state row, `p` its parameters (reference: vLLM backend, sections 4 and 5).
+`s` is the rank's row (reference: vLLM backend, sections 4 and 5).
 """
 
 from __future__ import annotations
@@ -14,11 +14,15 @@ import numpy as np
 
 from vecsim.kernels.jit import inner
 from vecsim.kernels.layout import (
+    BLOCKS_PER_NODE,
     BLOCK_SIZE,
+    CONTENT,
     COPY_BUMP,
     COPY_FREE,
-    EVICT_BELADY,
+    END_OF_USERS,
     EVICTION_POLICY,
+    EVICT_BELADY,
+    FIRST_RUN,
     FOLLOWING,
     FREE,
     HITS,
@@ -28,16 +32,19 @@ from vecsim.kernels.layout import (
     NEVER,
     NEWER,
     NEWEST,
+    NEXT_USER,
     NONE,
     OLDER,
     OWN_BEFORE,
     OWN_FROM,
     OWN_ROWS,
     OWN_TAIL,
+    PATH,
     PREFIX_CACHING,
     PREVIOUS,
     PRIMARY,
     REFERENCES,
+    RETIRED,
     ROW,
     RUN_CACHED,
     SHARED,
@@ -51,63 +58,65 @@ def blocks_of(tokens, block_size):
 
 
 @inner
-def row_of(requests, q, block):
+def row_of(requests, s, q, block):
     """Index row of a request's block."""
-    if block >= requests.state[OWN_FROM, q]:
-        return np.int64(requests.state[OWN_ROWS, q]) + block - requests.state[OWN_FROM, q]
-    per_node = requests.blocks_per_node[0]
-    node = requests.path_offsets[q] + block // per_node
-    return np.int64(requests.path_rows[node]) + block % per_node
+    state = requests.state
+    own = block - state[OWN_FROM, q]
+    if own >= 0:
+        return state[OWN_ROWS, q] + own
+    per_node = s[BLOCKS_PER_NODE]
+    first = np.int64(requests.path_rows[state[PATH, q] + block // per_node])
+    return first + block % per_node
 
 
 @inner
 def link_idle(pools, s, node):
     """Append a node to the tail of the idle list."""
     tail = s[IDLE_TAIL]
-    pools.links[PREVIOUS, node] = tail
-    pools.links[FOLLOWING, node] = NONE
+    pools.nodes[PREVIOUS, node] = tail
+    pools.nodes[FOLLOWING, node] = NONE
     if tail < 0:
         s[IDLE_HEAD] = node
     else:
-        pools.links[FOLLOWING, tail] = node
+        pools.nodes[FOLLOWING, tail] = node
     s[IDLE_TAIL] = node
 
 
 @inner
 def unlink_idle(pools, s, node):
     """Take a node out of the idle list."""
-    before = np.int64(pools.links[PREVIOUS, node])
-    after = np.int64(pools.links[FOLLOWING, node])
+    before = np.int64(pools.nodes[PREVIOUS, node])
+    after = np.int64(pools.nodes[FOLLOWING, node])
     if before < 0:
         s[IDLE_HEAD] = after
     else:
-        pools.links[FOLLOWING, before] = after
+        pools.nodes[FOLLOWING, before] = after
     if after < 0:
         s[IDLE_TAIL] = before
     else:
-        pools.links[PREVIOUS, after] = before
+        pools.nodes[PREVIOUS, after] = before
 
 
 @inner
 def new_copy(pools, s, row):
     """A referenced copy of `row`, the newest of its identity."""
-    copies = pools.copies
+    nodes = pools.nodes
     index = pools.index
     copy = s[COPY_FREE]
     if copy >= 0:
-        s[COPY_FREE] = copies[NEWER, copy]
+        s[COPY_FREE] = nodes[NEWER, copy]
     else:
         copy = s[COPY_BUMP]
         s[COPY_BUMP] += 1
     older = np.int64(index[NEWEST, row])
-    copies[ROW, copy] = row
-    copies[REFERENCES, copy] = 1
-    copies[OLDER, copy] = older
-    copies[NEWER, copy] = NONE
+    nodes[ROW, copy] = row
+    nodes[REFERENCES, copy] = 1
+    nodes[OLDER, copy] = older
+    nodes[NEWER, copy] = NONE
     if older < 0:
         index[PRIMARY, row] = copy
     else:
-        copies[NEWER, older] = copy
+        nodes[NEWER, older] = copy
     index[NEWEST, row] = copy
     return copy
 
@@ -115,101 +124,101 @@ def new_copy(pools, s, row):
 @inner
 def forget_copy(pools, s, copy):
     """Drop an evicted copy; the next oldest of its identity takes over."""
-    copies = pools.copies
-    row = copies[ROW, copy]
-    older = np.int64(copies[OLDER, copy])
-    newer = np.int64(copies[NEWER, copy])
+    nodes = pools.nodes
+    row = nodes[ROW, copy]
+    older = np.int64(nodes[OLDER, copy])
+    newer = np.int64(nodes[NEWER, copy])
     if older < 0:
         pools.index[PRIMARY, row] = newer
     else:
-        copies[NEWER, older] = newer
+        nodes[NEWER, older] = newer
     if newer < 0:
         pools.index[NEWEST, row] = older
     else:
-        copies[OLDER, newer] = older
-    copies[NEWER, copy] = s[COPY_FREE]
+        nodes[OLDER, newer] = older
+    nodes[NEWER, copy] = s[COPY_FREE]
     s[COPY_FREE] = copy
 
 
 @inner
-def next_use(pools, row):
+def next_use(requests, pools, row):
     """Smallest request that has the content of `row` in its prompt and is not retired."""
-    content = pools.forecast_content[row]
+    content = pools.index[CONTENT, row]
     if content < 0:
         return NEVER
-    end = pools.forecast_offsets[content + 1]
-    entry = pools.forecast_next[content]
-    while entry < end and pools.retired[pools.forecast_users[entry]] != 0:
+    end = np.int64(pools.forecast[END_OF_USERS, content])
+    entry = np.int64(pools.forecast[NEXT_USER, content])
+    while entry < end and requests.state[RETIRED, pools.users[entry]] != 0:
         entry += 1
-    pools.forecast_next[content] = entry
+    pools.forecast[NEXT_USER, content] = entry
     if entry == end:
         return NEVER
-    return np.int64(pools.forecast_users[entry])
+    return np.int64(pools.users[entry])
 
 
 @inner
-def belady_victim(pools, s):
+def belady_victim(requests, pools, s):
     """Idle copy to evict: duplicates first, then the farthest next use, then the earliest release."""
     victim = s[IDLE_HEAD]
     victim_use = NONE
     node = victim
     while node >= 0:
-        row = pools.copies[ROW, node]
+        row = pools.nodes[ROW, node]
         if pools.index[PRIMARY, row] != pools.index[NEWEST, row]:
             return node
-        use = next_use(pools, row)
+        use = next_use(requests, pools, row)
         if use > victim_use:
             victim = node
             victim_use = use
-        node = np.int64(pools.links[FOLLOWING, node])
+        node = np.int64(pools.nodes[FOLLOWING, node])
     return victim
 
 
 @inner
-def evict(requests, pools, s, p, count):
+def evict(requests, pools, s, count):
     """Evict `count` idle blocks, one by one from the head of the idle list (or by Belady's rule)."""
-    copies = np.int64(pools.copies.shape[1])
+    first_run = s[FIRST_RUN]
     run_cached = requests.state[RUN_CACHED]
     s[IDLE] -= count
     while count > 0:
         node = s[IDLE_HEAD]
-        if p[EVICTION_POLICY] == EVICT_BELADY:
-            node = belady_victim(pools, s)
-        if node < copies:
+        if s[EVICTION_POLICY] == EVICT_BELADY:
+            node = belady_victim(requests, pools, s)
+        if node < first_run:
             unlink_idle(pools, s, node)
             forget_copy(pools, s, node)
             count -= 1
         else:
-            eaten = min(count, np.int64(run_cached[node - copies]))
-            run_cached[node - copies] -= eaten
-            if run_cached[node - copies] == 0:
+            eaten = min(count, np.int64(run_cached[node - first_run]))
+            run_cached[node - first_run] -= eaten
+            if run_cached[node - first_run] == 0:
                 unlink_idle(pools, s, node)
             count -= eaten
 
 
 @inner
-def take_blocks(requests, pools, s, p, count):
+def take_blocks(requests, pools, s, count):
     """Take `count` blocks for new content: free ones first, then by eviction."""
     evicted = max(count - s[FREE], np.int64(0))
     s[FREE] -= count - evicted
     if evicted > 0:
-        evict(requests, pools, s, p, evicted)
+        evict(requests, pools, s, evicted)
 
 
 @inner
-def find_prefix(requests, pools, p, q, most):
+def find_prefix(requests, pools, s, q, most):
     """(hits, active): leading blocks of `q`, at most `most`, that are cached; referenced ones among them."""
     hits = np.int64(0)
     active = np.int64(0)
-    if p[PREFIX_CACHING] == 0:
+    if s[PREFIX_CACHING] == 0:
         return hits, active
     shared = np.int64(requests.state[SHARED, q])
     last = min(most, shared)
     while hits < last:
-        copy = pools.index[PRIMARY, row_of(requests, q, hits)]
+        copy = pools.index[PRIMARY, row_of(requests, s, q, hits)]
         if copy < 0:
             return hits, active
-        active += np.int64(pools.copies[REFERENCES, copy] > 0)
+        active += np.int64(pools.nodes[REFERENCES, copy] > 0)
         hits += 1
     if hits == shared:
         hits += min(most - hits, np.int64(requests.state[RUN_CACHED, q]))
@@ -221,61 +230,61 @@ def reference_prefix(requests, pools, s, q, hits):
     """Reference the `hits` leading blocks that `find_prefix` reported."""
     shared = min(hits, np.int64(requests.state[SHARED, q]))
     for block in range(shared):
-        copy = np.int64(pools.index[PRIMARY, row_of(requests, q, np.int64(block))])
-        if pools.copies[REFERENCES, copy] == 0:
+        copy = np.int64(pools.index[PRIMARY, row_of(requests, s, q, np.int64(block))])
+        if pools.nodes[REFERENCES, copy] == 0:
             unlink_idle(pools, s, copy)
             s[IDLE] -= 1
-        pools.copies[REFERENCES, copy] += 1
+        pools.nodes[REFERENCES, copy] += 1
     run = hits - shared
     if run > 0:
         requests.state[RUN_CACHED, q] -= run
         s[IDLE] -= run
         if requests.state[RUN_CACHED, q] == 0:
-            unlink_idle(pools, s, np.int64(pools.copies.shape[1]) + q)
+            unlink_idle(pools, s, s[FIRST_RUN] + q)
     requests.state[HITS, q] = shared
     requests.state[OWN_TAIL, q] = NONE
 
 
 @inner
-def publish(requests, pools, s, p, q, first, end):
+def publish(requests, pools, s, q, first, end):
     """Make the just computed full blocks first..end-1 findable."""
-    if p[PREFIX_CACHING] == 0:
+    if s[PREFIX_CACHING] == 0:
         return
     for block in range(first, min(end, np.int64(requests.state[SHARED, q]))):
-        copy = new_copy(pools, s, row_of(requests, q, np.int64(block)))
-        pools.copies[OWN_BEFORE, copy] = requests.state[OWN_TAIL, q]
+        copy = new_copy(pools, s, row_of(requests, s, q, np.int64(block)))
+        pools.nodes[OWN_BEFORE, copy] = requests.state[OWN_TAIL, q]
         requests.state[OWN_TAIL, q] = copy
 
 
 @inner
 def release_copy(pools, s, copy):
     """Give back one reference."""
-    pools.copies[REFERENCES, copy] -= 1
-    if pools.copies[REFERENCES, copy] == 0:
+    pools.nodes[REFERENCES, copy] -= 1
+    if pools.nodes[REFERENCES, copy] == 0:
         link_idle(pools, s, copy)
         s[IDLE] += 1
 
 
 @inner
-def release(requests, pools, s, p, q, computed):
+def release(requests, pools, s, q, computed):
     """Give back all blocks of `q`, which hold `computed` tokens: the last block first."""
-    full = computed // p[BLOCK_SIZE]
-    s[FREE] += np.int64(computed % p[BLOCK_SIZE] != 0)
-    if p[PREFIX_CACHING] == 0:
+    full = computed // s[BLOCK_SIZE]
+    s[FREE] += np.int64(computed % s[BLOCK_SIZE] != 0)
+    if s[PREFIX_CACHING] == 0:
         s[FREE] += full
         return
     shared = min(full, np.int64(requests.state[SHARED, q]))
     if full > shared:
         requests.state[RUN_CACHED, q] = full - shared
-        link_idle(pools, s, np.int64(pools.copies.shape[1]) + q)
+        link_idle(pools, s, s[FIRST_RUN] + q)
         s[IDLE] += full - shared
     hits = np.int64(requests.state[HITS, q])
     copy = np.int64(requests.state[OWN_TAIL, q])
     for _ in range(shared - hits):
         release_copy(pools, s, copy)
-        copy = np.int64(pools.copies[OWN_BEFORE, copy])
+        copy = np.int64(pools.nodes[OWN_BEFORE, copy])
     for back in range(hits):
-        row = row_of(requests, q, hits - 1 - np.int64(back))
+        row = row_of(requests, s, q, hits - 1 - np.int64(back))
         release_copy(pools, s, np.int64(pools.index[PRIMARY, row]))
     requests.state[OWN_TAIL, q] = NONE
     requests.state[HITS, q] = 0

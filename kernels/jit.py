@@ -40,7 +40,21 @@ _INNER = {**_COMMON, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 
 
 class _LinkingLibrary(JITCodeLibrary):
-    """Code of an entry point: links, besides its callees, whatever they reach."""
+    """Code of an entry point: links, besides its callees, whatever they reach.
+
+    The linked functions become internal before the whole is optimised, so that those with one
+    caller are inlined and unused words of array arguments disappear.
+    """
+
+    def add_llvm_module(self, ll_module):
+        super().add_llvm_module(ll_module)
+        self._own = {f.name for f in self._final_module.functions if not f.is_declaration}
+
+    def _optimize_final_module(self):
+        for function in self._final_module.functions:
+            if not function.is_declaration and function.name not in self._own:
+                function.linkage = "internal"
+        super()._optimize_final_module()
 
     def add_linking_library(self, library):
         reached = [library, *getattr(library, "reached", ())]

@@ -57,10 +57,25 @@ REASON_SENTENCES = (
     "prefill and decode waited for each other with no event left",
 )
 
-# --- parameters of a rank: int64 [ranks, PARAMS] --------------------------------------------------
+# --- factors of a rank: float64 [ranks, FACTORS] ---------------------------------------------------
+PREFILL_RATIO, DECODE_RATIO, FIXED_PREFILL_MS, FIXED_DECODE_MS = (np.int64(k) for k in range(4))
+FACTORS = 4
+
+MODEL_POLYNOMIAL, MODEL_FIXED, MODEL_CUSTOM = (np.int64(k) for k in range(3))
+EVICT_LRU, EVICT_BELADY = (np.int64(k) for k in range(2))
+
+UNLIMITED = np.int64(1 << 62)
+NEVER = np.int64((1 << 31) - 1)
+"""A tick, or a position in the workload, that is never reached."""
+NONE = np.int64(-1)
+"""No request, copy, node or row."""
+
+# --- a rank: int64 [ranks, RANK_FIELDS] -----------------------------------------------------------
+# Parameters first, ...
 (
     NUM_BLOCKS,  # KV blocks of the pool
     BLOCK_SIZE,  # tokens a block, at most one more than the longest sequence
+    BLOCKS_PER_NODE,  # blocks of one node of the prefix tree; they have consecutive index rows
     CAPACITY_TOKENS,  # num_gpu_blocks * block_size as authored: the decode price divides by it
     MAX_NUM_SEQS,
     TOKEN_BUDGET,  # max_num_batched_tokens
@@ -75,23 +90,13 @@ REASON_SENTENCES = (
     DECODE_MODEL,
     PREFILL_FUNCTION,  # address of a custom model
     DECODE_FUNCTION,
-) = (np.int64(k) for k in range(16))
-PARAMS = 16
+    FIRST_RUN,  # node of request 0 in the idle list: one past the last copy of all ranks
+    RUN_OFFSET,  # the rank's running requests, in admission order: lists[RUN_OFFSET:]
+    GROWTH_OFFSET,  # front members that need a block at tick t: lists[GROWTH_OFFSET + t % BLOCK_SIZE]
+) = (np.int64(k) for k in range(20))
+PARAMS = 20
 
-# float64 [ranks, FLOAT_PARAMS]
-PREFILL_RATIO, DECODE_RATIO, FIXED_PREFILL_MS, FIXED_DECODE_MS = (np.int64(k) for k in range(4))
-FLOAT_PARAMS = 4
-
-MODEL_POLYNOMIAL, MODEL_FIXED, MODEL_CUSTOM = (np.int64(k) for k in range(3))
-EVICT_LRU, EVICT_BELADY = (np.int64(k) for k in range(2))
-
-UNLIMITED = np.int64(1 << 62)
-NEVER = np.int64((1 << 31) - 1)
-"""A tick, or a position in the workload, that is never reached."""
-NONE = np.int64(-1)
-"""No request, copy, node or row."""
-
-# --- state of a rank: int64 [ranks, RANK_STATE] ---------------------------------------------------
+# ... then state.
 (
     FREE,  # blocks never used or given back
     IDLE,  # cached blocks without a reference
@@ -103,7 +108,6 @@ NONE = np.int64(-1)
     QUEUE_TAIL,
     PREEMPTED_HEAD,  # preempted requests; they wait in front of the queue
     PREEMPTED_COUNT,
-    RUN_OFFSET,  # the rank's part of the running array
     RUNNING,  # running requests
     FRONT,  # how many of them, from the first, decode in step (see vllm.py)
     FRONT_CONTEXT,  # sum of their sequence lengths (tokens)
@@ -124,8 +128,8 @@ NONE = np.int64(-1)
     COMMITTED_PREFILL,
     PREEMPTIONS,
     GROWN,  # blocks that the front took during the stretch being walked
-) = (np.int64(k) for k in range(31))
-RANK_STATE = 32
+) = (np.int64(PARAMS + k) for k in range(30))
+RANK_FIELDS = PARAMS + 30
 
 # --- state of a worker: int64 [workers, WORKER_STATE], float64 [workers, WORKER_TIME] ------------
 PENDING, PENDING_PASSES, STEP, PASSES, TERMINALS, FRUITLESS = (np.int64(k) for k in range(6))
@@ -155,6 +159,7 @@ WORKER_TIME = 16
 (
     ISL,  # prompt tokens
     LIMIT,  # tokens to produce: requested output, cut by max_model_len
+    PATH,  # first entry of its path in `path_rows`
     SHARED,  # leading full blocks that have an identity of their own in the index
     OWN_FROM,  # block from which on the rows are OWN_ROWS, OWN_ROWS + 1, ... (single copies only)
     OWN_ROWS,
@@ -167,6 +172,7 @@ WORKER_TIME = 16
     FRESH,  # never preempted
     HITS,  # leading blocks that were found in the index at admission
     OWN_TAIL,  # last copy that it published
+    RETIRED,  # admitted or rejected: no use for its blocks is forecast any more
     RUN_CACHED,  # idle cached blocks behind SHARED; only this request can find them again
     PASS_TOKENS,  # tokens scheduled in the pass in flight
     PASS_PROMPT,  # prompt tokens among them
@@ -177,34 +183,45 @@ WORKER_TIME = 16
     STATUS,
     REASON,
     RANK,
-) = (np.int64(k) for k in range(24))
-REQUEST_STATE = 24
+) = (np.int64(k) for k in range(26))
+REQUEST_STATE = 26
 
 ARRIVAL, FIRST_ADMIT, FIRST_TOKEN, SECOND_TOKEN, LAST_TOKEN, TERMINAL = (
     np.int64(k) for k in range(6)
 )
 REQUEST_TIME = 6
 
-# --- copies of blocks: int32 [COPY_STATE, copies] -------------------------------------------------
-ROW, REFERENCES, NEWER, OLDER, OWN_BEFORE = (np.int64(k) for k in range(5))
-COPY_STATE = 5
-PREVIOUS, FOLLOWING = (np.int64(k) for k in range(2))
-"""Links of the idle list, int32 [2, copies + requests]: copies first, then one node per request."""
-PRIMARY, NEWEST = (np.int64(k) for k in range(2))
-"""Prefix index, int32 [2, rows]: oldest and newest copy of an identity."""
+# --- nodes of the idle lists: int32 [NODE_FIELDS, copies + n]; copies of blocks first, then one node
+# per request for its idle run; only copies have the last five fields ------------------------------
+PREVIOUS, FOLLOWING, ROW, REFERENCES, NEWER, OLDER, OWN_BEFORE = (np.int64(k) for k in range(7))
+NODE_FIELDS = 7
+
+# --- prefix index: int32 [INDEX_FIELDS, rows] -----------------------------------------------------
+PRIMARY, NEWEST, CONTENT = (np.int64(k) for k in range(3))
+"""Oldest and newest copy of an identity; what it stands for in the forecast (NONE: nothing)."""
+INDEX_FIELDS = 3
+
+# --- forecast of prompt contents (Belady): int32 [FORECAST_FIELDS, contents] ----------------------
+NEXT_USER, END_OF_USERS = (np.int64(k) for k in range(2))
+"""Span in `users` of the requests that have the content in their prompt and may still come."""
+FORECAST_FIELDS = 2
+
+# --- chunk of a stretch: float64 [CHUNK_FIELDS, CHUNK] --------------------------------------------
+DURATIONS, PRICES, ENDS, GAPS = (np.int64(k) for k in range(4))
+CHUNK_FIELDS = 4
+CHUNK = 64
+"""Passes of a stretch that are priced at a time."""
 
 # --- answers of an entry point --------------------------------------------------------------------
 DONE, PAUSED, LOG_FULL, BAD_PRICE, NO_MOVE, TICKS_EXHAUSTED = (np.int64(k) for k in range(6))
 
 
 class Ranks(NamedTuple):
-    """State and parameters of all ranks; row = scheduler id."""
+    """All ranks; row = scheduler id."""
 
-    state: np.ndarray  # int64 [ranks, RANK_STATE]
-    params: np.ndarray  # int64 [ranks, PARAMS]
-    factors: np.ndarray  # float64 [ranks, FLOAT_PARAMS]
-    growth: np.ndarray  # int32 [ranks, BLOCK_SIZE]: front members that need a block at tick % BLOCK_SIZE
-    running: np.ndarray  # int32: running requests, in admission order, from RUN_OFFSET
+    fields: np.ndarray  # int64 [ranks, RANK_FIELDS]
+    factors: np.ndarray  # float64 [ranks, FACTORS]
+    lists: np.ndarray  # int32: growth counters and running lists of all ranks
 
 
 class Workers(NamedTuple):
@@ -215,40 +232,26 @@ class Workers(NamedTuple):
 
 
 class Requests(NamedTuple):
-    """Request columns, in arrival order, and the path of each prompt through the prefix tree."""
+    """Request columns, in arrival order, and the paths of their prompts through the prefix tree."""
 
     state: np.ndarray  # int32 [REQUEST_STATE, n]
     time: np.ndarray  # float64 [REQUEST_TIME, n]
-    path_offsets: np.ndarray  # int64 [n + 1]
     path_rows: np.ndarray  # int32: first index row of each node of a path
-    blocks_per_node: np.ndarray  # int64 [1]: blocks of one node; they have consecutive rows
 
 
 class Pools(NamedTuple):
-    """KV blocks that can be found again: copies, the idle lists, the prefix index, the forecast."""
+    """KV blocks that can be found again: copies, idle lists, prefix index, forecast."""
 
-    copies: np.ndarray  # int32 [COPY_STATE, copies]
-    links: np.ndarray  # int32 [2, copies + n]
-    index: np.ndarray  # int32 [2, rows]
-    forecast_content: np.ndarray  # int32 [rows]: content of a row, NONE for generated blocks
-    forecast_offsets: np.ndarray  # int64 [contents + 1]
-    forecast_users: np.ndarray  # int32: requests that have the content in their prompt, ascending
-    forecast_next: np.ndarray  # int64 [contents]: first entry that may not be retired yet
-    retired: np.ndarray  # uint8 [n]
+    nodes: np.ndarray  # int32 [NODE_FIELDS, copies + n]
+    index: np.ndarray  # int32 [INDEX_FIELDS, rows]
+    forecast: np.ndarray  # int32 [FORECAST_FIELDS, contents]
+    users: np.ndarray  # int32: requests by content, ascending
 
 
 class Scratch(NamedTuple):
     """Working memory of one thread."""
 
-    durations: np.ndarray  # float64 [CHUNK]
-    prices: np.ndarray  # float64 [CHUNK]
-    ends: np.ndarray  # float64 [CHUNK]
-    gaps: np.ndarray  # float64 [CHUNK]
-    gap_bits: np.ndarray  # int64 [CHUNK]: the same memory
+    chunk: np.ndarray  # float64 [CHUNK_FIELDS, CHUNK]
     bins: np.ndarray  # int64 [GAP_BINS]
     log: np.ndarray  # float64 [3, capacity]: readmissions (request, at_ms, reused tokens)
     log_length: np.ndarray  # int64 [1]
-
-
-CHUNK = 64
-"""Passes of a stretch that are priced at a time."""

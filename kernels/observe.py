@@ -1,7 +1,7 @@
 """Observation: the distribution of inter-token gaps.
 
 Tokens of one pass share one timestamp and mostly one gap, so gaps are counted with a weight: in
-logarithmic bins of 14 mantissa bits (each within 0.004 % of its midpoint), and as moments about the
+logarithmic bins of 13 mantissa bits (each within 0.007 % of its midpoint), and as moments about the
 first gap of the worker, which keeps them exact to rounding.
 """
 
@@ -19,12 +19,13 @@ from vecsim.kernels.layout import (
     GAP_SQUARES,
     GAP_SUM,
     GAP_ZEROS,
+    GAPS,
     RATE_SHIFT,
     RATE_SQUARES,
     RATE_SUM,
 )
 
-MANTISSA_BITS = 14
+MANTISSA_BITS = 13
 _DROPPED = np.int64(52 - MANTISSA_BITS)
 _FIRST_BIN = np.int64((1023 - 20) << MANTISSA_BITS)
 GAP_BINS = 60 << MANTISSA_BITS
@@ -41,11 +42,10 @@ def bin_midpoints(indices: np.ndarray) -> np.ndarray:
 
 @inner
 def count_gaps(times, scratch, count, weight):
-    """Count the first `count` of `scratch.gaps`, each `weight` times, for one worker."""
+    """Count the first `count` of the gaps of the chunk, each `weight` times, for one worker."""
     if weight == 0:
         return
-    gaps = scratch.gaps
-    bits = scratch.gap_bits
+    gaps = scratch.chunk[GAPS]
     bins = scratch.bins
     if times[GAP_COUNT] == 0.0:
         times[GAP_SHIFT] = gaps[0]
@@ -65,14 +65,14 @@ def count_gaps(times, scratch, count, weight):
     smallest_positive = times[GAP_POSITIVE_MIN]
     largest = times[GAP_MAX]
     for k in range(count):
-        gap = gaps[k]
+        gap = np.float64(gaps[k])
         deviation = gap - shift
         total += deviation
         squares += deviation * deviation
         smallest = min(smallest, gap)
         largest = max(largest, gap)
         if gap > 0.0:
-            bins[min(max((bits[k] >> _DROPPED) - _FIRST_BIN, np.int64(0)), _LAST_BIN)] += weight
+            bins[min(max((gap.view(np.int64) >> _DROPPED) - _FIRST_BIN, np.int64(0)), _LAST_BIN)] += weight
             deviation = 1000.0 / gap - rate_shift
             rates += deviation
             rate_squares += deviation * deviation
@@ -94,5 +94,5 @@ def count_gaps(times, scratch, count, weight):
 @inner
 def count_gap(times, scratch, gap, weight):
     """Count one gap (ms) `weight` times."""
-    scratch.gaps[0] = max(gap, 0.0)
+    scratch.chunk[GAPS, 0] = max(gap, 0.0)
     count_gaps(times, scratch, np.int64(1), weight)

@@ -40,5 +40,5 @@ def enqueue(requests, s, q, arrival):
 def enqueue_all(ranks, requests):
     """Queue every request at its authored arrival; nobody else decides when it comes."""
     for q in range(requests.state.shape[1]):
-        s = ranks.state[requests.state[RANK, q]]
+        s = ranks.fields[requests.state[RANK, q]]
         enqueue(requests, s, np.int64(q), requests.time[ARRIVAL, q])

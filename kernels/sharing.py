@@ -122,14 +122,14 @@ def assign_own_rows(requests, q, block_size, rows):
 
 
 @inner
-def analyse(requests, paths, contents, params, instances):
+def analyse(requests, paths, contents, fields, instances):
     """Find the shareable blocks of every rank. Fills SHARED, OWN_FROM, OWN_ROWS, `path_rows`,
     `contents` (int32 [rows], or empty when not wanted) and `instances` (int64 [ranks], blocks that
     may get a copy). Returns the number of index rows."""
     group_by_rank(requests, paths)
     rows = np.int64(0)
     for r in range(instances.shape[0]):
-        single_copies = params[r, SINGLE_COPIES] != 0
+        single_copies = fields[r, SINGLE_COPIES] != 0
         for i in range(paths.starts[r], paths.starts[r + 1]):
             cover_nodes(paths, np.int64(r), paths.order[i])
         for i in range(paths.starts[r], paths.starts[r + 1]):
@@ -137,6 +137,6 @@ def analyse(requests, paths, contents, params, instances):
             rows = assign_rows(requests, contents, paths, q, rows, single_copies)
             requests.state[OWN_FROM, q] = NEVER
             if single_copies:
-                rows = assign_own_rows(requests, q, params[r, BLOCK_SIZE], rows)
+                rows = assign_own_rows(requests, q, fields[r, BLOCK_SIZE], rows)
             instances[r] += requests.state[SHARED, q]
     return rows

@@ -128,17 +128,17 @@ def polynomial_decode_ms(context_sum, capacity):
 
 
 @inner
-def prefill_ms(p, f, batch, isl_sum, prefix_sum):
+def prefill_ms(s, f, batch, isl_sum, prefix_sum):
     """Duration of the prefill part of a pass over `batch` requests; means are floored separately."""
     mean_isl = isl_sum // batch
     mean_prefix = prefix_sum // batch
     new_tokens = max(mean_isl - mean_prefix, np.int64(0))
     if new_tokens == 0:
         return 0.0
-    if p[PREFILL_MODEL] == MODEL_FIXED:
+    if s[PREFILL_MODEL] == MODEL_FIXED:
         raw = f[FIXED_PREFILL_MS]
-    elif p[PREFILL_MODEL] == MODEL_CUSTOM:
-        raw = call_prefill(p[PREFILL_FUNCTION], batch, mean_isl, mean_prefix)
+    elif s[PREFILL_MODEL] == MODEL_CUSTOM:
+        raw = call_prefill(s[PREFILL_FUNCTION], batch, mean_isl, mean_prefix)
     else:
         tokens = np.float64(batch * new_tokens)
         raw = (4.209989e-07 * (tokens * tokens) + 1.518344e-02 * tokens) + 1.650142e01
@@ -146,37 +146,37 @@ def prefill_ms(p, f, batch, isl_sum, prefix_sum):
 
 
 @inner
-def decode_ms(p, f, batch, context_sum):
+def decode_ms(s, f, batch, context_sum):
     """Duration of the decode part of a pass: `batch` requests, context_sum tokens before the pass."""
-    if p[DECODE_MODEL] == MODEL_FIXED:
+    if s[DECODE_MODEL] == MODEL_FIXED:
         raw = f[FIXED_DECODE_MS]
-    elif p[DECODE_MODEL] == MODEL_CUSTOM:
+    elif s[DECODE_MODEL] == MODEL_CUSTOM:
         mean = context_sum // batch
-        raw = call_decode(p[DECODE_FUNCTION], batch, context_sum, mean, p[CAPACITY_TOKENS])
+        raw = call_decode(s[DECODE_FUNCTION], batch, context_sum, mean, s[CAPACITY_TOKENS])
     else:
-        raw = polynomial_decode_ms(context_sum, p[CAPACITY_TOKENS])
+        raw = polynomial_decode_ms(context_sum, s[CAPACITY_TOKENS])
     return duration_ms(raw, f[DECODE_RATIO])
 
 
 @inner
-def decode_series(p, f, batch, context_sum, count, scratch, out):
+def decode_series(s, f, batch, context_sum, count, scratch, out):
     """out[k] = max(out[k], duration of the k-th of `count` pure decode passes); 0 if all are valid.
 
     The context grows by `batch` tokens a pass. Element for element equal to `decode_ms`.
     """
-    if p[DECODE_MODEL] == MODEL_FIXED:
-        one = decode_ms(p, f, batch, context_sum)
+    if s[DECODE_MODEL] == MODEL_FIXED:
+        one = decode_ms(s, f, batch, context_sum)
         for k in range(count):
             out[k] = max(out[k], one)
         return np.int64(one < 0.0)
     ratio = f[DECODE_RATIO]
-    vector = p[DECODE_MODEL] != MODEL_CUSTOM and (ratio <= 0.0 or ratio >= FASTEST_VECTOR_RATIO)
-    if vector and _series_vector(p[CAPACITY_TOKENS], ratio, batch, context_sum, count, scratch):
+    vector = s[DECODE_MODEL] != MODEL_CUSTOM and (ratio <= 0.0 or ratio >= FASTEST_VECTOR_RATIO)
+    if vector and _series_vector(s[CAPACITY_TOKENS], ratio, batch, context_sum, count, scratch):
         for k in range(count):
             out[k] = max(out[k], scratch[k])
         return np.int64(0)
     for k in range(count):
-        one = decode_ms(p, f, batch, context_sum + k * batch)
+        one = decode_ms(s, f, batch, context_sum + k * batch)
         if one < 0.0:
             return np.int64(1)
         out[k] = max(out[k], one)

@@ -5,8 +5,8 @@ apply it. `schedule` and `price` run at the start of a pass, `apply` at its end.
 
 The *front* is the leading part of the running list whose members all emitted a token at the last
 pass end and have more to produce. They advance in step, one token a pass, so they are kept
-implicitly: tokens = GENERATED + tick, blocks from COMPUTED and the tick; `growth[tick % block_size]`
-counts the members that need a block in a pass. A pass over the front costs O(1). When memory does not
+implicitly: tokens = GENERATED + tick, blocks from COMPUTED and the tick; the growth counter of `tick %
+block_size` is the number of members that need a block in a pass. A pass over the front costs O(1). When memory does not
 suffice, or the budget leaves some of them out, the front is dissolved and the pass is scheduled
 request by request. (Reference: vLLM backend, sections 2, 3 and 6.)
 """
@@ -35,8 +35,8 @@ from vecsim.kernels.layout import (
     COMPLETED,
     COMPUTED,
     COUNTED,
-    EVICT_BELADY,
     EVICTION_POLICY,
+    EVICT_BELADY,
     FAILED,
     FINISH,
     FIRST_ADMIT,
@@ -49,6 +49,7 @@ from vecsim.kernels.layout import (
     FRONT_COUNTED,
     FRONT_JOINED,
     GENERATED,
+    GROWTH_OFFSET,
     IDLE,
     ISL,
     KV_CAPACITY_EXHAUSTED,
@@ -60,22 +61,22 @@ from vecsim.kernels.layout import (
     NEVER,
     NEXT,
     NEXT_FINISH,
-    NO_PROGRESS,
     NONE,
+    NO_PROGRESS,
     NUM_BLOCKS,
     PASS_PREFIX,
     PASS_PROMPT,
     PASS_TOKENS,
-    PREEMPT_FIRST,
     PREEMPTED_ANY,
     PREEMPTED_COUNT,
     PREEMPTED_HEAD,
     PREEMPTIONS,
+    PREEMPT_FIRST,
+    PREFILLS,
     PREFILL_ISL,
     PREFILL_PREFIX,
     PREFILL_SCHEDULE_INTERVAL,
     PREFILL_TOKENS,
-    PREFILLS,
     PROMPT_EXCEEDS_KV_CAPACITY,
     PROMPT_EXCEEDS_MAX_MODEL_LEN,
     PROMPT_EXCEEDS_TOKEN_BUDGET,
@@ -83,9 +84,10 @@ from vecsim.kernels.layout import (
     REASON,
     REJECTED,
     REJECTED_HEAD,
+    RETIRED,
     REUSED,
-    RUN_OFFSET,
     RUNNING,
+    RUN_OFFSET,
     SECOND_TOKEN,
     SETTLED,
     STATUS,
@@ -130,47 +132,47 @@ def has_work(requests, s, now):
 
 # --- the decode front -----------------------------------------------------------------------------
 @inner
-def growth_slot(p, prompt, generated):
-    """Slot of `growth` in which a front member (GENERATED = `generated`) needs its next block."""
-    return (1 - prompt - generated) % p[BLOCK_SIZE]
+def growth_slot(s, prompt, generated):
+    """Counter of the passes in which a front member (GENERATED = `generated`) needs a block."""
+    return s[GROWTH_OFFSET] + (1 - prompt - generated) % s[BLOCK_SIZE]
 
 
 @inner
-def join_front(requests, s, p, growth, q):
+def join_front(requests, s, lists, q):
     """Append an explicit request, which just emitted a token, to the front."""
     state = requests.state
     generated = np.int64(state[GENERATED, q])
     state[GENERATED, q] = generated - s[TICK]
     state[FINISH, q] = s[TICK] + state[LIMIT, q] - generated
     s[NEXT_FINISH] = min(s[NEXT_FINISH], np.int64(state[FINISH, q]))
-    growth[growth_slot(p, np.int64(state[ISL, q]), np.int64(state[GENERATED, q]))] += 1
+    lists[growth_slot(s, np.int64(state[ISL, q]), np.int64(state[GENERATED, q]))] += 1
     s[FRONT] += 1
     s[FRONT_CONTEXT] += state[ISL, q] + generated
     s[FRONT_COUNTED] += state[COUNTED, q]
 
 
 @inner
-def leave_front(requests, pools, s, p, growth, q):
+def leave_front(requests, pools, s, lists, q):
     """Make a front member explicit again; the caller adjusts FRONT and the running list."""
     state = requests.state
     prompt = np.int64(state[ISL, q])
-    growth[growth_slot(p, prompt, np.int64(state[GENERATED, q]))] -= 1
+    lists[growth_slot(s, prompt, np.int64(state[GENERATED, q]))] -= 1
     generated = np.int64(state[GENERATED, q]) + s[TICK]
     before = np.int64(state[COMPUTED, q])
     state[GENERATED, q] = generated
     state[COMPUTED, q] = prompt + generated - 1
     s[FRONT_CONTEXT] -= prompt + generated
     s[FRONT_COUNTED] -= state[COUNTED, q]
-    block_size = p[BLOCK_SIZE]
-    publish(requests, pools, s, p, q, before // block_size, (prompt + generated - 1) // block_size)
+    block_size = s[BLOCK_SIZE]
+    publish(requests, pools, s, q, before // block_size, (prompt + generated - 1) // block_size)
 
 
 @inner
-def dissolve_front(requests, pools, s, p, growth, running, now):
+def dissolve_front(requests, pools, s, lists, now):
     """Make all front members explicit; their last tokens came at `now`."""
     for i in range(s[FRONT]):
-        q = np.int64(running[s[RUN_OFFSET] + i])
-        leave_front(requests, pools, s, p, growth, q)
+        q = np.int64(lists[s[RUN_OFFSET] + i])
+        leave_front(requests, pools, s, lists, q)
         requests.time[LAST_TOKEN, q] = now
     s[FRONT] = 0
     s[NEXT_FINISH] = NEVER
@@ -212,19 +214,19 @@ def undo_work(requests, s, q):
 
 
 @inner
-def preempt(requests, pools, s, p, running):
+def preempt(requests, pools, s, lists):
     """Preempt the last (or first) running request; it waits in front of the queue. Returns it."""
     state = requests.state
     start = s[RUN_OFFSET]
     end = start + s[RUNNING]
-    if p[PREEMPT_FIRST] != 0:
-        victim = np.int64(running[start])
+    if s[PREEMPT_FIRST] != 0:
+        victim = np.int64(lists[start])
         for i in range(start + 1, end):
-            running[i - 1] = running[i]
+            lists[i - 1] = lists[i]
     else:
-        victim = np.int64(running[end - 1])
+        victim = np.int64(lists[end - 1])
     s[RUNNING] -= 1
-    release(requests, pools, s, p, victim, np.int64(state[COMPUTED, victim]))
+    release(requests, pools, s, victim, np.int64(state[COMPUTED, victim]))
     undo_work(requests, s, victim)
     state[COMPUTED, victim] = 0
     state[FRESH, victim] = 0
@@ -237,18 +239,18 @@ def preempt(requests, pools, s, p, running):
 
 
 @inner
-def tokens_to_schedule(requests, s, p, q):
+def tokens_to_schedule(requests, s, q):
     """Tokens that an explicit running request computes in this pass, or NONE when it is blocked."""
     computed = np.int64(requests.state[COMPUTED, q])
     prompt = np.int64(requests.state[ISL, q])
-    if p[CHUNKED_PREFILL] == 0 and prompt > computed and prompt - computed > s[BUDGET]:
+    if s[CHUNKED_PREFILL] == 0 and prompt > computed and prompt - computed > s[BUDGET]:
         return NONE
     left = prompt + requests.state[GENERATED, q] - computed
     return min(left, s[BUDGET])
 
 
 @inner
-def compute(requests, pools, s, p, q, tokens):
+def compute(requests, pools, s, q, tokens):
     """Compute `tokens` more tokens of a request whose blocks are there."""
     state = requests.state
     computed = np.int64(state[COMPUTED, q])
@@ -256,101 +258,101 @@ def compute(requests, pools, s, p, q, tokens):
     after = computed + tokens
     prefix = min(computed, prompt)
     state[COMPUTED, q] = after
-    publish(requests, pools, s, p, q, computed // p[BLOCK_SIZE], after // p[BLOCK_SIZE])
+    publish(requests, pools, s, q, computed // s[BLOCK_SIZE], after // s[BLOCK_SIZE])
     record_work(requests, s, q, tokens, max(min(after, prompt) - prefix, np.int64(0)), prefix)
 
 
 @inner
-def schedule_explicit(requests, pools, s, p, running, first, defer):
+def schedule_explicit(requests, pools, s, lists, first, defer):
     """Schedule the explicit running requests from position `first` on, preempting for blocks."""
     i = first
     while i < s[RUNNING] and s[BUDGET] > 0:
-        q = np.int64(running[s[RUN_OFFSET] + i])
+        q = np.int64(lists[s[RUN_OFFSET] + i])
         if defer and not built(requests, q):
             i += 1
             continue
-        tokens = tokens_to_schedule(requests, s, p, q)
+        tokens = tokens_to_schedule(requests, s, q)
         if tokens < 0:
             return
         computed = np.int64(requests.state[COMPUTED, q])
-        need = blocks_of(computed + tokens, p[BLOCK_SIZE]) - blocks_of(computed, p[BLOCK_SIZE])
+        need = blocks_of(computed + tokens, s[BLOCK_SIZE]) - blocks_of(computed, s[BLOCK_SIZE])
         victim = NONE
         while victim != q and need > s[FREE] + s[IDLE]:
-            victim = preempt(requests, pools, s, p, running)
+            victim = preempt(requests, pools, s, lists)
         if victim == q:
             continue
-        take_blocks(requests, pools, s, p, need)
-        compute(requests, pools, s, p, q, tokens)
+        take_blocks(requests, pools, s, need)
+        compute(requests, pools, s, q, tokens)
         # The reference does not correct its position when a victim stood before it.
         i += 1
 
 
 @inner
-def fits_without_preemption(requests, s, p, growth, running, defer):
+def fits_without_preemption(requests, s, lists, defer):
     """Whether the front fits the budget, and all running requests the blocks at hand."""
     front = s[FRONT]
-    if front > p[TOKEN_BUDGET]:
+    if front > s[TOKEN_BUDGET]:
         return False
-    need = np.int64(growth[s[TICK] % p[BLOCK_SIZE]])
-    budget = p[TOKEN_BUDGET] - front
+    need = np.int64(lists[s[GROWTH_OFFSET] + s[TICK] % s[BLOCK_SIZE]])
+    budget = s[TOKEN_BUDGET] - front
     for i in range(front, s[RUNNING]):
-        q = np.int64(running[s[RUN_OFFSET] + i])
+        q = np.int64(lists[s[RUN_OFFSET] + i])
         if defer and not built(requests, q):
             continue
         computed = np.int64(requests.state[COMPUTED, q])
         left = np.int64(requests.state[ISL, q]) + requests.state[GENERATED, q] - computed
         tokens = min(left, budget)
-        need += blocks_of(computed + tokens, p[BLOCK_SIZE]) - blocks_of(computed, p[BLOCK_SIZE])
+        need += blocks_of(computed + tokens, s[BLOCK_SIZE]) - blocks_of(computed, s[BLOCK_SIZE])
         budget -= tokens
     return need <= s[FREE] + s[IDLE]
 
 
 @inner
-def schedule_running(requests, pools, s, p, growth, running, now, defer):
+def schedule_running(requests, pools, s, lists, now, defer):
     """Phase 1 of a pass: one token for each decode, the next chunk of unfinished prompts."""
-    if fits_without_preemption(requests, s, p, growth, running, defer):
-        take_blocks(requests, pools, s, p, np.int64(growth[s[TICK] % p[BLOCK_SIZE]]))
+    if fits_without_preemption(requests, s, lists, defer):
+        take_blocks(requests, pools, s, np.int64(lists[s[GROWTH_OFFSET] + s[TICK] % s[BLOCK_SIZE]]))
         s[BUDGET] -= s[FRONT]
     else:
-        dissolve_front(requests, pools, s, p, growth, running, now)
-    schedule_explicit(requests, pools, s, p, running, s[FRONT], defer)
+        dissolve_front(requests, pools, s, lists, now)
+    schedule_explicit(requests, pools, s, lists, s[FRONT], defer)
 
 
 # --- schedule: admissions -------------------------------------------------------------------------
 @inner
-def rejection(requests, s, p, q):
+def rejection(requests, s, q):
     """Reason to reject the queue head, or 0. A preempted request is never rejected."""
     if requests.state[FRESH, q] == 0:
         return np.int64(0)
     prompt = np.int64(requests.state[ISL, q])
-    if prompt >= p[MAX_MODEL_LEN]:
+    if prompt >= s[MAX_MODEL_LEN]:
         return PROMPT_EXCEEDS_MAX_MODEL_LEN
-    if blocks_of(prompt, p[BLOCK_SIZE]) > p[NUM_BLOCKS]:
+    if blocks_of(prompt, s[BLOCK_SIZE]) > s[NUM_BLOCKS]:
         return PROMPT_EXCEEDS_KV_CAPACITY
     return np.int64(0)
 
 
 @inner
-def reusable_blocks(requests, pools, p, q, known):
+def reusable_blocks(requests, pools, s, q, known):
     """(hits, active) of a request with `known` tokens: one token at least is always computed."""
     if requests.state[LIMIT, q] > 0:
-        most = max(known - 1, np.int64(0)) // p[BLOCK_SIZE]
+        most = max(known - 1, np.int64(0)) // s[BLOCK_SIZE]
     else:
-        most = known // p[BLOCK_SIZE]
-    return find_prefix(requests, pools, p, q, most)
+        most = known // s[BLOCK_SIZE]
+    return find_prefix(requests, pools, s, q, most)
 
 
 @inner
-def gate_is_shut(s, p, known, active):
+def gate_is_shut(s, known, active):
     """Whether the whole known length, less what others hold already, exceeds the unheld blocks."""
-    return blocks_of(known, p[BLOCK_SIZE]) - active > s[FREE] + s[IDLE]
+    return blocks_of(known, s[BLOCK_SIZE]) - active > s[FREE] + s[IDLE]
 
 
 @inner
-def tokens_to_admit(requests, s, p, q, known, cached):
+def tokens_to_admit(requests, s, q, known, cached):
     """Tokens that the queue head computes on admission, or NONE when the budget blocks it."""
     prompt_left = np.int64(requests.state[ISL, q]) - cached
-    if p[CHUNKED_PREFILL] == 0 and prompt_left > 0 and prompt_left > s[BUDGET]:
+    if s[CHUNKED_PREFILL] == 0 and prompt_left > 0 and prompt_left > s[BUDGET]:
         return NONE
     tokens = min(known - cached, s[BUDGET])
     if tokens == 0 and known > cached:
@@ -376,91 +378,91 @@ def log_admission(requests, scratch, q, now, cached):
 
 
 @inner
-def settle_standstill(requests, pools, w, s, p, q, now):
+def settle_standstill(requests, pools, w, s, q, now):
     """End a queue head that can never be admitted although nothing runs on its rank."""
     state = requests.state
     produced = np.int64(state[GENERATED, q])
     status = FAILED if produced > 0 else REJECTED
     reason = NO_PROGRESS
-    if blocks_of(np.int64(state[ISL, q]) + produced, p[BLOCK_SIZE]) > p[NUM_BLOCKS]:
+    if blocks_of(np.int64(state[ISL, q]) + produced, s[BLOCK_SIZE]) > s[NUM_BLOCKS]:
         reason = KV_CAPACITY_EXHAUSTED if produced > 0 else PROMPT_EXCEEDS_KV_CAPACITY
-    elif p[CHUNKED_PREFILL] == 0 and state[ISL, q] > p[TOKEN_BUDGET]:
+    elif s[CHUNKED_PREFILL] == 0 and state[ISL, q] > s[TOKEN_BUDGET]:
         reason = PROMPT_EXCEEDS_TOKEN_BUDGET
     state[STATUS, q] = status
     state[REASON, q] = reason
     requests.time[TERMINAL, q] = now
-    if p[EVICTION_POLICY] == EVICT_BELADY:
-        pools.retired[q] = 1
+    if s[EVICTION_POLICY] == EVICT_BELADY:
+        state[RETIRED, q] = 1
     drop_head(requests, s)
     s[SETTLED] += 1
     w[TERMINALS] += 1
 
 
 @inner
-def admit_waiting(requests, pools, scratch, w, s, p, running, now, defer):
+def admit_waiting(requests, pools, scratch, w, s, lists, now, defer):
     """Phase 2 of a pass: admit from the head of the queue, strictly in order."""
     state = requests.state
-    while s[PREEMPTED_ANY] == 0 and s[RUNNING] < p[MAX_NUM_SEQS]:
+    while s[PREEMPTED_ANY] == 0 and s[RUNNING] < s[MAX_NUM_SEQS]:
         q = queue_head(requests, s, now)
         if q < 0:
             return
-        reason = rejection(requests, s, p, q)
+        reason = rejection(requests, s, q)
         if reason > 0:
             drop_head(requests, s)
             state[REASON, q] = reason
             state[NEXT, q] = s[REJECTED_HEAD]
             s[REJECTED_HEAD] = q
-            if p[EVICTION_POLICY] == EVICT_BELADY:
-                pools.retired[q] = 1
+            if s[EVICTION_POLICY] == EVICT_BELADY:
+                state[RETIRED, q] = 1
             continue
         known = np.int64(state[ISL, q]) + state[GENERATED, q]
-        hits, active = reusable_blocks(requests, pools, p, q, known)
-        cached = hits * p[BLOCK_SIZE]
+        hits, active = reusable_blocks(requests, pools, s, q, known)
+        cached = hits * s[BLOCK_SIZE]
         tokens = NONE
-        if not gate_is_shut(s, p, known, active) and not (defer and known - cached > 1):
-            tokens = tokens_to_admit(requests, s, p, q, known, cached)
+        if not gate_is_shut(s, known, active) and not (defer and known - cached > 1):
+            tokens = tokens_to_admit(requests, s, q, known, cached)
         if tokens < 0:
             if s[RUNNING] > 0 or s[REJECTED_HEAD] >= 0:
                 return
-            settle_standstill(requests, pools, w, s, p, q, now)
+            settle_standstill(requests, pools, w, s, q, now)
             continue
         drop_head(requests, s)
         reference_prefix(requests, pools, s, q, hits)
-        take_blocks(requests, pools, s, p, blocks_of(cached + tokens, p[BLOCK_SIZE]) - hits)
-        running[s[RUN_OFFSET] + s[RUNNING]] = q
+        take_blocks(requests, pools, s, blocks_of(cached + tokens, s[BLOCK_SIZE]) - hits)
+        lists[s[RUN_OFFSET] + s[RUNNING]] = q
         s[RUNNING] += 1
         log_admission(requests, scratch, q, now, cached)
         state[COMPUTED, q] = cached
         no_budget = s[BUDGET] == 0
-        compute(requests, pools, s, p, q, tokens)
+        compute(requests, pools, s, q, tokens)
         if no_budget:
             return
 
 
 @inner
-def retire_admitted(requests, pools, s, running, first):
+def retire_admitted(requests, s, lists, first):
     """Belady's forecast: the requests admitted in this pass are no future use any more."""
     for i in range(first, s[RUNNING]):
-        pools.retired[running[s[RUN_OFFSET] + i]] = 1
+        requests.state[RETIRED, lists[s[RUN_OFFSET] + i]] = 1
 
 
 @inner
-def is_deferring(requests, s, p, running, step):
+def is_deferring(requests, s, lists, step):
     """Whether this group pass puts off prefills (prefill_schedule_interval)."""
-    if step % p[PREFILL_SCHEDULE_INTERVAL] == 0 or s[CAPACITY_BOUND] != 0:
+    if step % s[PREFILL_SCHEDULE_INTERVAL] == 0 or s[CAPACITY_BOUND] != 0:
         return False
     if s[FRONT] > 0:
         return True
     for i in range(s[RUNNING]):
-        if built(requests, np.int64(running[s[RUN_OFFSET] + i])):
+        if built(requests, np.int64(lists[s[RUN_OFFSET] + i])):
             return True
     return False
 
 
 @inner
-def schedule(requests, pools, scratch, w, s, p, growth, running, now, defer):
+def schedule(requests, pools, scratch, w, s, lists, now, defer):
     """Step 1 of a pass: decide what every running and waiting request computes."""
-    s[BUDGET] = p[TOKEN_BUDGET]
+    s[BUDGET] = s[TOKEN_BUDGET]
     s[PREEMPTED_ANY] = 0
     s[SETTLED] = 0
     s[REJECTED_HEAD] = NONE
@@ -468,11 +470,11 @@ def schedule(requests, pools, scratch, w, s, p, growth, running, now, defer):
     s[PREFILL_ISL] = 0
     s[PREFILL_PREFIX] = 0
     s[PREFILL_TOKENS] = 0
-    schedule_running(requests, pools, s, p, growth, running, now, defer)
+    schedule_running(requests, pools, s, lists, now, defer)
     before = s[RUNNING]
-    admit_waiting(requests, pools, scratch, w, s, p, running, now, defer)
-    if p[EVICTION_POLICY] == EVICT_BELADY:
-        retire_admitted(requests, pools, s, running, before)
+    admit_waiting(requests, pools, scratch, w, s, lists, now, defer)
+    if s[EVICTION_POLICY] == EVICT_BELADY:
+        retire_admitted(requests, s, lists, before)
     if not defer and s[PREEMPTED_ANY] == 0:
         s[CAPACITY_BOUND] = np.int64(queue_head(requests, s, now) >= 0)
 
@@ -486,19 +488,19 @@ def is_ready(requests, q):
 
 
 @inner
-def price(requests, s, p, f, running, start):
+def price(requests, s, f, lists, start):
     """End of the scheduled pass that begins at `start`, or a negative number for a bad price."""
     state = requests.state
     end = start
     if s[PREFILLS] > 0:
-        duration = prefill_ms(p, f, s[PREFILLS], s[PREFILL_ISL], s[PREFILL_PREFIX])
+        duration = prefill_ms(s, f, s[PREFILLS], s[PREFILL_ISL], s[PREFILL_PREFIX])
         if duration < 0.0:
             return -1.0
         end += duration
     batch = s[FRONT]
     context = s[FRONT_CONTEXT]
     for i in range(s[FRONT], s[RUNNING]):
-        q = np.int64(running[s[RUN_OFFSET] + i])
+        q = np.int64(lists[s[RUN_OFFSET] + i])
         if not is_ready(requests, q) or state[GENERATED, q] >= state[LIMIT, q]:
             continue
         # The first token comes out of the pass that finishes the prompt, free of charge.
@@ -506,7 +508,7 @@ def price(requests, s, p, f, running, start):
             batch += 1
             context += np.int64(state[ISL, q]) + state[GENERATED, q]
     if batch > 0:
-        duration = decode_ms(p, f, batch, context)
+        duration = decode_ms(s, f, batch, context)
         if duration < 0.0:
             return -1.0
         end += duration
@@ -515,37 +517,37 @@ def price(requests, s, p, f, running, start):
 
 # --- apply ----------------------------------------------------------------------------------------
 @inner
-def mark_second_tokens(requests, s, running, end):
+def mark_second_tokens(requests, s, lists, end):
     """Front members that joined at the last pass end and had one token get their second now."""
     for i in range(s[FRONT_JOINED], s[FRONT]):
-        q = running[s[RUN_OFFSET] + i]
+        q = lists[s[RUN_OFFSET] + i]
         if np.isnan(requests.time[SECOND_TOKEN, q]):
             requests.time[SECOND_TOKEN, q] = end
     s[FRONT_JOINED] = s[FRONT]
 
 
 @inner
-def finish(requests, pools, w, s, p, q, end):
+def finish(requests, pools, w, s, q, end):
     """Complete an explicit request and release its blocks."""
-    release(requests, pools, s, p, q, np.int64(requests.state[COMPUTED, q]))
+    release(requests, pools, s, q, np.int64(requests.state[COMPUTED, q]))
     requests.state[STATUS, q] = COMPLETED
     requests.time[TERMINAL, q] = end
     w[TERMINALS] += 1
 
 
 @inner
-def finish_without_output(requests, pools, w, s, p, running, end):
+def finish_without_output(requests, pools, w, s, lists, end):
     """Complete the ready requests that have nothing to produce; they leave before all others."""
     start = s[RUN_OFFSET]
     kept = s[FRONT]
     for i in range(s[FRONT], s[RUNNING]):
-        q = np.int64(running[start + i])
+        q = np.int64(lists[start + i])
         if requests.state[LIMIT, q] == 0 and is_ready(requests, q):
             requests.state[PASS_TOKENS, q] = 0
             requests.state[PASS_PROMPT, q] = 0
-            finish(requests, pools, w, s, p, q, end)
+            finish(requests, pools, w, s, q, end)
         else:
-            running[start + kept] = q
+            lists[start + kept] = q
             kept += 1
     s[RUNNING] = kept
 
@@ -567,50 +569,50 @@ def emit_token(requests, times, scratch, q, end):
 
 
 @inner
-def finish_front(requests, pools, w, s, p, growth, running, end):
+def finish_front(requests, pools, w, s, lists, end):
     """Complete the front members whose last token came at `end`."""
     start = s[RUN_OFFSET]
     kept = np.int64(0)
     next_finish = NEVER
     for i in range(s[FRONT]):
-        q = np.int64(running[start + i])
+        q = np.int64(lists[start + i])
         if requests.state[FINISH, q] <= s[TICK]:
-            leave_front(requests, pools, s, p, growth, q)
+            leave_front(requests, pools, s, lists, q)
             requests.time[LAST_TOKEN, q] = end
-            finish(requests, pools, w, s, p, q, end)
+            finish(requests, pools, w, s, q, end)
         else:
             next_finish = min(next_finish, np.int64(requests.state[FINISH, q]))
-            running[start + kept] = q
+            lists[start + kept] = q
             kept += 1
     gone = s[FRONT] - kept
     s[FRONT] = kept
     s[NEXT_FINISH] = next_finish
     if gone > 0:
         for i in range(kept + gone, s[RUNNING]):
-            running[start + i - gone] = running[start + i]
+            lists[start + i - gone] = lists[start + i]
         s[RUNNING] -= gone
 
 
 @inner
-def emit_explicit(requests, pools, times, scratch, w, s, p, growth, running, end):
+def emit_explicit(requests, pools, times, scratch, w, s, lists, end):
     """Tokens of the explicit requests, in running order; who has more to produce joins the front."""
     state = requests.state
     start = s[RUN_OFFSET]
     kept = s[FRONT]
     for i in range(s[FRONT], s[RUNNING]):
-        q = np.int64(running[start + i])
+        q = np.int64(lists[start + i])
         state[PASS_TOKENS, q] = 0
         state[PASS_PROMPT, q] = 0
         emitted = is_ready(requests, q)
         if emitted:
             emit_token(requests, times, scratch, q, end)
             if state[GENERATED, q] == state[LIMIT, q]:
-                finish(requests, pools, w, s, p, q, end)
+                finish(requests, pools, w, s, q, end)
                 continue
-        running[start + kept] = q
+        lists[start + kept] = q
         kept += 1
         if emitted and kept == s[FRONT] + 1 and state[LONER, q] == 0:
-            join_front(requests, s, p, growth, q)
+            join_front(requests, s, lists, q)
     s[RUNNING] = kept
 
 
@@ -635,19 +637,19 @@ def advance_front(s, passes):
 
 
 @inner
-def apply(requests, pools, times, scratch, w, s, p, growth, running, start, end):
+def apply(requests, pools, times, scratch, w, s, lists, start, end):
     """Step 4 of a pass: tokens, completions, rejections at its end. Returns held blocks x ms."""
     if s[FRONT] > 0:
         count_gap(times, scratch, end - start, s[FRONT_COUNTED])
-        mark_second_tokens(requests, s, running, end)
-    held = np.float64(p[NUM_BLOCKS] - s[FREE] - s[IDLE]) * (end - start)
+        mark_second_tokens(requests, s, lists, end)
+    held = np.float64(s[NUM_BLOCKS] - s[FREE] - s[IDLE]) * (end - start)
     advance_front(s, np.int64(1))
     if s[RUNNING] > s[FRONT]:
-        finish_without_output(requests, pools, w, s, p, running, end)
+        finish_without_output(requests, pools, w, s, lists, end)
     if s[TICK] >= s[NEXT_FINISH]:
-        finish_front(requests, pools, w, s, p, growth, running, end)
+        finish_front(requests, pools, w, s, lists, end)
     s[FRONT_JOINED] = s[FRONT]
-    emit_explicit(requests, pools, times, scratch, w, s, p, growth, running, end)
+    emit_explicit(requests, pools, times, scratch, w, s, lists, end)
     end_rejected(requests, w, s, end)
     s[COMMITTED_PREFILL] += s[PREFILL_TOKENS]
     return held

@@ -23,16 +23,20 @@ from vecsim.kernels.layout import (
     CHUNK,
     CLOCK,
     DONE,
-    EVICT_BELADY,
+    DURATIONS,
+    ENDS,
     EVICTION_POLICY,
+    EVICT_BELADY,
     FREE,
     FRONT,
     FRONT_CONTEXT,
     FRONT_COUNTED,
     FRONT_JOINED,
     FRUITLESS,
+    GAPS,
     GENERATED,
     GROWN,
+    GROWTH_OFFSET,
     IDLE,
     ISL,
     KV_BLOCK_MS,
@@ -45,14 +49,15 @@ from vecsim.kernels.layout import (
     NUM_BLOCKS,
     ONE_PASS,
     PARTICIPATES,
-    PASS_END,
     PASSES,
+    PASS_END,
     PAUSED,
     PENDING,
     PENDING_PASSES,
     PREEMPTED_ANY,
     PREEMPTED_COUNT,
     PREFILL_SCHEDULE_INTERVAL,
+    PRICES,
     QUEUE_HEAD,
     REJECTED_HEAD,
     RUNNING,
@@ -92,29 +97,30 @@ LAST_TICK = np.int64(NEVER - (1 << 24))
 
 # --- steadiness of one rank -----------------------------------------------------------------------
 @inner
-def head_keeps_waiting(requests, pools, s, p, q):
+def head_keeps_waiting(requests, pools, s, q):
     """Whether the queue head stays where it is as long as nobody leaves the front."""
-    if s[RUNNING] >= p[MAX_NUM_SEQS]:
+    if s[RUNNING] >= s[MAX_NUM_SEQS]:
         return True
-    if rejection(requests, s, p, q) > 0:
+    if rejection(requests, s, q) > 0:
         return False
     known = np.int64(requests.state[ISL, q]) + requests.state[GENERATED, q]
-    hits, active = reusable_blocks(requests, pools, p, q, known)
-    if gate_is_shut(s, p, known, active):
+    hits, active = reusable_blocks(requests, pools, s, q, known)
+    if gate_is_shut(s, known, active):
         return True
-    s[BUDGET] = p[TOKEN_BUDGET] - s[FRONT]
-    return tokens_to_admit(requests, s, p, q, known, hits * p[BLOCK_SIZE]) < 0
+    s[BUDGET] = s[TOKEN_BUDGET] - s[FRONT]
+    return tokens_to_admit(requests, s, q, known, hits * s[BLOCK_SIZE]) < 0
 
 
 @inner
-def passes_within(s, p, growth, blocks, passes):
+def passes_within(s, lists, blocks, passes):
     """How many of `passes` pure decode passes the given number of blocks suffices for."""
     front = s[FRONT]
-    block_size = p[BLOCK_SIZE]
+    block_size = s[BLOCK_SIZE]
     if front * (passes // block_size + 1) <= blocks:
         return passes
     covered = (blocks // front) * block_size
     left = blocks % front
+    growth = lists[s[GROWTH_OFFSET] : s[GROWTH_OFFSET] + block_size]
     slot = s[TICK] % block_size
     while covered < passes and growth[slot] <= left:
         left -= growth[slot]
@@ -126,27 +132,27 @@ def passes_within(s, p, growth, blocks, passes):
 
 
 @inner
-def steady_passes(requests, pools, s, p, growth, now):
+def steady_passes(requests, pools, s, lists, now):
     """Passes that the rank can make as pure decodes of its front; 0 when it is not steady."""
-    if s[FRONT] == 0 or s[RUNNING] != s[FRONT] or s[FRONT] > p[TOKEN_BUDGET]:
+    if s[FRONT] == 0 or s[RUNNING] != s[FRONT] or s[FRONT] > s[TOKEN_BUDGET]:
         return np.int64(0)
     q = queue_head(requests, s, now)
-    if q >= 0 and not head_keeps_waiting(requests, pools, s, p, q):
+    if q >= 0 and not head_keeps_waiting(requests, pools, s, q):
         return np.int64(0)
     blocks = s[FREE]
-    if p[EVICTION_POLICY] != EVICT_BELADY:
+    if s[EVICTION_POLICY] != EVICT_BELADY:
         # Belady's victim depends on what other workers admit meanwhile.
         blocks += s[IDLE]
-    return passes_within(s, p, growth, blocks, s[NEXT_FINISH] - s[TICK])
+    return passes_within(s, lists, blocks, s[NEXT_FINISH] - s[TICK])
 
 
 @inner
-def watched_arrival(requests, s, p, now):
+def watched_arrival(requests, s, now):
     """Time of the next arrival that this rank would act on during a stretch."""
     q = s[QUEUE_HEAD]
     if q < 0 or queue_head(requests, s, now) >= 0:
         return np.inf
-    if s[RUNNING] >= p[MAX_NUM_SEQS] and p[PREFILL_SCHEDULE_INTERVAL] == 1:
+    if s[RUNNING] >= s[MAX_NUM_SEQS] and s[PREFILL_SCHEDULE_INTERVAL] == 1:
         return np.inf
     return requests.time[ARRIVAL, q]
 
@@ -162,12 +168,12 @@ def open_pass(ranks, workers, requests, pools, scratch, worker, dp_size):
     passes = UNLIMITED
     working = np.int64(0)
     for r in range(first, first + dp_size):
-        s = ranks.state[r]
+        s = ranks.fields[r]
         s[PARTICIPATES] = np.int64(has_work(requests, s, now))
         if s[PARTICIPATES] != 0:
             working += 1
             if passes > 0:
-                steady = steady_passes(requests, pools, s, ranks.params[r], ranks.growth[r], now)
+                steady = steady_passes(requests, pools, s, ranks.lists, now)
                 passes = min(passes, steady)
     w[PENDING] = NO_PASS
     if working == 0:
@@ -178,15 +184,13 @@ def open_pass(ranks, workers, requests, pools, scratch, worker, dp_size):
         return DONE
     end = now
     for r in range(first, first + dp_size):
-        s = ranks.state[r]
+        s = ranks.fields[r]
         if s[PARTICIPATES] == 0:
             continue
-        p = ranks.params[r]
-        defer = dp_size > 1 and is_deferring(requests, s, p, ranks.running, w[STEP])
-        growth = ranks.growth[r]
-        running = ranks.running
-        schedule(requests, pools, scratch, w, s, p, growth, running, now, defer)
-        rank_end = price(requests, s, p, ranks.factors[r], running, now)
+        lists = ranks.lists
+        defer = dp_size > 1 and is_deferring(requests, s, lists, w[STEP])
+        schedule(requests, pools, scratch, w, s, lists, now, defer)
+        rank_end = price(requests, s, ranks.factors[r], lists, now)
         if rank_end < 0.0:
             return BAD_PRICE
         end = max(end, rank_end)
@@ -202,7 +206,7 @@ def first_watched_arrival(ranks, workers, requests, worker, dp_size):
     now = workers.time[worker, CLOCK]
     earliest = np.inf
     for r in range(worker * dp_size, (worker + 1) * dp_size):
-        arrival = watched_arrival(requests, ranks.state[r], ranks.params[r], now)
+        arrival = watched_arrival(requests, ranks.fields[r], now)
         earliest = min(earliest, arrival)
     return earliest
 
@@ -211,16 +215,16 @@ def first_watched_arrival(ranks, workers, requests, worker, dp_size):
 @inner
 def price_chunk(ranks, scratch, first, dp_size, done, count):
     """Durations of `count` group passes after `done` ones of the stretch; False for a bad price."""
+    chunk = scratch.chunk
     for k in range(count):
-        scratch.durations[k] = 0.0
+        chunk[DURATIONS, k] = 0.0
     for r in range(first, first + dp_size):
-        s = ranks.state[r]
+        s = ranks.fields[r]
         if s[PARTICIPATES] == 0:
             continue
         context = s[FRONT_CONTEXT] + done * s[FRONT]
-        p = ranks.params[r]
         f = ranks.factors[r]
-        if decode_series(p, f, s[FRONT], context, count, scratch.prices, scratch.durations) != 0:
+        if decode_series(s, f, s[FRONT], context, count, chunk[PRICES], chunk[DURATIONS]) != 0:
             return False
     return True
 
@@ -229,8 +233,8 @@ def price_chunk(ranks, scratch, first, dp_size, done, count):
 def chunk_end(scratch, count, start, arrival, until):
     """Add up the durations in order. Returns how many of the `count` passes belong to the stretch:
     up to the first that ends at or after `arrival`, without those that end after `until`."""
-    ends = scratch.ends
-    durations = scratch.durations
+    ends = scratch.chunk[ENDS]
+    durations = scratch.chunk[DURATIONS]
     end = start
     for k in range(count):
         end += durations[k]
@@ -248,24 +252,24 @@ def chunk_end(scratch, count, start, arrival, until):
 @inner
 def observe_chunk(ranks, times, requests, scratch, first, dp_size, done, count, start):
     """Record `count` walked passes: gaps, second tokens, held blocks."""
-    ends = scratch.ends
-    gaps = scratch.gaps
+    ends = scratch.chunk[ENDS]
+    gaps = scratch.chunk[GAPS]
     gaps[0] = ends[0] - start
     for k in range(1, count):
         gaps[k] = ends[k] - ends[k - 1]
     weight = np.int64(0)
     held = 0.0
     for r in range(first, first + dp_size):
-        s = ranks.state[r]
+        s = ranks.fields[r]
         if s[PARTICIPATES] == 0:
             continue
         if done == 0:
             s[GROWN] = 0
-            mark_second_tokens(requests, s, ranks.running, ends[0])
+            mark_second_tokens(requests, s, ranks.lists, ends[0])
         weight += s[FRONT_COUNTED]
-        block_size = ranks.params[r, BLOCK_SIZE]
-        growth = ranks.growth[r]
-        active = ranks.params[r, NUM_BLOCKS] - s[FREE] - s[IDLE] + s[GROWN]
+        block_size = s[BLOCK_SIZE]
+        growth = ranks.lists[s[GROWTH_OFFSET] : s[GROWTH_OFFSET] + block_size]
+        active = s[NUM_BLOCKS] - s[FREE] - s[IDLE] + s[GROWN]
         held += np.float64(active) * (ends[count - 1] - start)
         slot = (s[TICK] + done) % block_size
         pass_start = start
@@ -306,7 +310,7 @@ def walk_stretch(
                 observe_chunk(
                     ranks, times, requests, scratch, first, dp_size, done, taken, end
                 )
-            end = scratch.ends[taken - 1]
+            end = scratch.chunk[ENDS, taken - 1]
             done += taken
         if taken < count or end >= arrival:
             break
@@ -319,7 +323,7 @@ def walk_stretch(
 def is_drained(requests, ranks, first, dp_size, start, end):
     """Whether no request that came before `end` is waiting or running on any rank."""
     for r in range(first, first + dp_size):
-        s = ranks.state[r]
+        s = ranks.fields[r]
         if has_work(requests, s, start):
             return False
         q = s[QUEUE_HEAD]
@@ -355,11 +359,10 @@ def close_pass(ranks, workers, requests, pools, scratch, worker, dp_size):
     strained = False
     exhausted = False
     for r in range(worker * dp_size, (worker + 1) * dp_size):
-        s = ranks.state[r]
+        s = ranks.fields[r]
         if s[PARTICIPATES] == 0:
             continue
-        p = ranks.params[r]
-        strained |= s[PREEMPTED_ANY] != 0 or s[BUDGET] == p[TOKEN_BUDGET]
+        strained |= s[PREEMPTED_ANY] != 0 or s[BUDGET] == s[TOKEN_BUDGET]
         moved |= s[SETTLED] > 0 or s[REJECTED_HEAD] >= 0
         times[KV_BLOCK_MS] += apply(
             requests,
@@ -368,9 +371,7 @@ def close_pass(ranks, workers, requests, pools, scratch, worker, dp_size):
             scratch,
             w,
             s,
-            p,
-            ranks.growth[r],
-            ranks.running,
+            ranks.lists,
             times[CLOCK],
             times[PASS_END],
         )
@@ -394,18 +395,17 @@ def close_stretch(ranks, workers, requests, pools, worker, dp_size, passes):
     end = times[PASS_END]
     exhausted = False
     for r in range(worker * dp_size, (worker + 1) * dp_size):
-        s = ranks.state[r]
+        s = ranks.fields[r]
         if s[PARTICIPATES] == 0:
             continue
-        p = ranks.params[r]
-        take_blocks(requests, pools, s, p, s[GROWN])
-        interval = p[PREFILL_SCHEDULE_INTERVAL]
+        take_blocks(requests, pools, s, s[GROWN])
+        interval = s[PREFILL_SCHEDULE_INTERVAL]
         to_next_admission = (interval - w[STEP] % interval) % interval
         if s[CAPACITY_BOUND] != 0 or to_next_admission < passes:
             s[CAPACITY_BOUND] = np.int64(queue_head(requests, s, times[CLOCK]) >= 0)
         advance_front(s, passes)
         if s[TICK] >= s[NEXT_FINISH]:
-            finish_front(requests, pools, w, s, p, ranks.growth[r], ranks.running, end)
+            finish_front(requests, pools, w, s, ranks.lists, end)
         s[FRONT_JOINED] = s[FRONT]
         exhausted |= s[TICK] > LAST_TICK
     close(ranks, workers, requests, worker, dp_size, passes)
@@ -419,7 +419,7 @@ def log_has_room(ranks, scratch, worker, dp_size):
     """Whether every preempted request of the worker could be readmitted without filling the log."""
     room = np.int64(scratch.log.shape[1]) - scratch.log_length[0]
     for r in range(worker * dp_size, (worker + 1) * dp_size):
-        room -= ranks.state[r, PREEMPTED_COUNT]
+        room -= ranks.fields[r, PREEMPTED_COUNT]
     return room >= 0
 
 
@@ -428,7 +428,7 @@ def jump_to_arrival(ranks, workers, requests, worker, dp_size, until):
     """Move an idle worker's clock to its next arrival; False when none is due by `until`."""
     earliest = np.inf
     for r in range(worker * dp_size, (worker + 1) * dp_size):
-        q = ranks.state[r, QUEUE_HEAD]
+        q = ranks.fields[r, QUEUE_HEAD]
         if q >= 0:
             earliest = min(earliest, requests.time[ARRIVAL, q])
     if earliest == np.inf or earliest > until:

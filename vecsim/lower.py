@@ -66,14 +66,14 @@ def lower(
     Raises:
         InputError: a request too long for 32-bit token counters.
     """
-    n = len(workload)
     order = None
     if not authored_order and np.any(arrival_ms[1:] < arrival_ms[:-1]):
         order = np.argsort(arrival_ms, kind="stable")
     limit, longest = _output_limits(workload, role.rank)
     params, factors = _params(role, longest, eviction, timing)
-    ranks = _ranks(role, workers, params, factors)
-    paths = _paths(workload, role.rank, longest, order, len(ranks.state))
+    paths = _paths(workload, role.rank, longest, order, workers * role.dp_size)
+    params[layout.BLOCKS_PER_NODE] = paths.blocks_per_node[0]
+    ranks = _ranks(workers * role.dp_size, params, factors)
     requests = _requests(workload, limit, paths, order, counted)
     if not released_by_completions:
         requests.time[layout.ARRIVAL] = _in_order(arrival_ms, order)
@@ -83,7 +83,7 @@ def lower(
 
     belady = eviction == "belady"
     contents = np.full(int(paths.covered.sum()) + 1 if belady else 0, -1, np.int32)
-    instances = np.zeros(len(ranks.state), np.int64)
+    instances = np.zeros(len(ranks.fields), np.int64)
     rows = aggregated.prepare(
         ranks,
         requests,
@@ -94,10 +94,10 @@ def lower(
         contents,
         np.int64(not coupled),
     )
-    ranks = ranks._replace(running=_place_running_lists(ranks, requests, paths.starts))
+    ranks = ranks._replace(lists=_place_lists(ranks, paths.starts))
     copies = _place_copies(ranks, instances)
-    prompt_blocks = requests.state[layout.ISL].astype(np.int64) // params[layout.BLOCK_SIZE]
-    pools = _pools(n, copies, int(rows), contents, prompt_blocks if belady else None, paths)
+    prompt_blocks = requests.state[layout.ISL] // params[layout.BLOCK_SIZE]
+    pools = _pools(copies, int(rows), contents, prompt_blocks, paths)
     return State(ranks, _workers(workers), requests, pools, order)
 
 
@@ -123,7 +123,7 @@ def _output_limits(workload: Workload, rank: RankConfig) -> tuple[np.ndarray, in
 def _params(
     role: Role, longest: int, eviction: str, timing: CompiledTiming | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Parameters of one rank: int64 [PARAMS], float64 [FLOAT_PARAMS]."""
+    """Parameters of one rank: int64 [PARAMS], float64 [FACTORS]."""
     rank = role.rank
     unlimited = int(layout.UNLIMITED)
     p = np.zeros(layout.PARAMS, np.int64)
@@ -144,7 +144,7 @@ def _params(
     p[layout.SINGLE_COPIES] = single and rank.enable_prefix_caching
     p[layout.PREFILL_SCHEDULE_INTERVAL] = min(rank.prefill_schedule_interval, unlimited)
 
-    f = np.zeros(layout.FLOAT_PARAMS)
+    f = np.zeros(layout.FACTORS)
     f[layout.PREFILL_RATIO] = rank.speedup_ratio
     f[layout.DECODE_RATIO] = rank.speedup_ratio * rank.decode_speedup_ratio
     model = layout.MODEL_POLYNOMIAL
@@ -163,11 +163,11 @@ def _or_unlimited(value: int | None) -> int:
     return int(layout.UNLIMITED) if value is None else min(value, int(layout.UNLIMITED))
 
 
-def _ranks(role: Role, workers: int, params: np.ndarray, factors: np.ndarray) -> Ranks:
-    count = workers * role.dp_size
-    state = np.zeros((count, layout.RANK_STATE), np.int64)
-    state[:, layout.FREE] = params[layout.NUM_BLOCKS]
-    state[:, layout.NEXT_FINISH] = layout.NEVER
+def _ranks(count: int, params: np.ndarray, factors: np.ndarray) -> Ranks:
+    fields = np.zeros((count, layout.RANK_FIELDS), np.int64)
+    fields[:, : layout.PARAMS] = params
+    fields[:, layout.FREE] = params[layout.NUM_BLOCKS]
+    fields[:, layout.NEXT_FINISH] = layout.NEVER
     for head in (
         layout.IDLE_HEAD,
         layout.IDLE_TAIL,
@@ -177,14 +177,8 @@ def _ranks(role: Role, workers: int, params: np.ndarray, factors: np.ndarray) ->
         layout.PREEMPTED_HEAD,
         layout.REJECTED_HEAD,
     ):
-        state[:, head] = layout.NONE
-    return Ranks(
-        state=state,
-        params=np.tile(params, (count, 1)),
-        factors=np.tile(factors, (count, 1)),
-        growth=np.zeros((count, int(params[layout.BLOCK_SIZE])), np.int32),
-        running=np.zeros(0, np.int32),
-    )
+        fields[:, head] = layout.NONE
+    return Ranks(fields, np.tile(factors, (count, 1)), np.zeros(0, np.int32))
 
 
 def _workers(workers: int) -> Workers:
@@ -256,65 +250,59 @@ def _requests(
     )
     state[layout.COUNTED] = 1 if counted is None else _in_order(counted, order)
     state[layout.FRESH] = 1
+    state[layout.PATH] = paths.offsets[:-1]
     state[layout.OWN_TAIL] = layout.NONE
     state[layout.STATUS] = layout.UNFINISHED
     state[layout.RANK] = layout.NONE
     return Requests(
         state=state,
         time=np.full((layout.REQUEST_TIME, n), np.nan),
-        path_offsets=paths.offsets,
         path_rows=np.zeros(len(paths.nodes), np.int32),
-        blocks_per_node=paths.blocks_per_node,
     )
 
 
-def _place_running_lists(ranks: Ranks, requests: Requests, starts: np.ndarray) -> np.ndarray:
-    """Give every rank its part of the running array, as long as its list can get."""
-    capacity = np.minimum(np.diff(starts), ranks.params[:, layout.MAX_NUM_SEQS])
-    ends = np.cumsum(capacity)
-    ranks.state[:, layout.RUN_OFFSET] = ends - capacity
+def _place_lists(ranks: Ranks, starts: np.ndarray) -> np.ndarray:
+    """Give every rank its growth counters and a running list, as long as it can get."""
+    fields = ranks.fields
+    capacity = np.minimum(np.diff(starts), fields[:, layout.MAX_NUM_SEQS])
+    counters = fields[:, layout.BLOCK_SIZE]
+    ends = np.cumsum(capacity + counters)
+    fields[:, layout.RUN_OFFSET] = ends - capacity
+    fields[:, layout.GROWTH_OFFSET] = ends - capacity - counters
     return np.zeros(int(ends[-1]), np.int32)
 
 
 def _place_copies(ranks: Ranks, instances: np.ndarray) -> int:
     """Give every rank its range of copies: no more than it has blocks, or blocks to copy."""
-    spare = np.where(ranks.params[:, layout.SINGLE_COPIES] != 0, _SPARE_COPIES, 1)
-    capacity = np.minimum(instances * spare, ranks.params[:, layout.NUM_BLOCKS])
+    fields = ranks.fields
+    spare = np.where(fields[:, layout.SINGLE_COPIES] != 0, _SPARE_COPIES, 1)
+    capacity = np.minimum(instances * spare, fields[:, layout.NUM_BLOCKS])
     ends = np.cumsum(capacity)
-    ranks.state[:, layout.COPY_BUMP] = ends - capacity
+    fields[:, layout.COPY_BUMP] = ends - capacity
+    fields[:, layout.FIRST_RUN] = ends[-1]
     return int(ends[-1])
 
 
 def _pools(
-    n: int,
-    copies: int,
-    rows: int,
-    contents: np.ndarray,
-    prompt_blocks: np.ndarray | None,
-    paths: sharing.Paths,
+    copies: int, rows: int, contents: np.ndarray, prompt_blocks: np.ndarray, paths: sharing.Paths
 ) -> Pools:
-    """Empty pools; with a forecast of prompt contents if `prompt_blocks` is given (Belady)."""
-    offsets, users = np.zeros(1, np.int64), np.zeros(0, np.int32)
-    if prompt_blocks is not None:
-        offsets, users = _forecast(prompt_blocks, paths)
-        contents = np.concatenate([contents, np.full(max(rows - len(contents), 0), -1, np.int32)])
-    return Pools(
-        copies=np.zeros((layout.COPY_STATE, copies), np.int32),
-        links=np.zeros((2, copies + n), np.int32),
-        index=np.full((2, rows), -1, np.int32),
-        forecast_content=contents,
-        forecast_offsets=offsets,
-        forecast_users=users,
-        forecast_next=offsets[:-1].copy(),
-        retired=np.zeros(n if prompt_blocks is not None else 0, np.uint8),
-    )
+    """Empty pools; with a forecast of prompt contents if `contents` names those of the rows.
+
+    `prompt_blocks` int [n]: full blocks of each prompt.
+    """
+    index = np.full((layout.INDEX_FIELDS, rows), layout.NONE, np.int32)
+    forecast, users = np.zeros((layout.FORECAST_FIELDS, 0), np.int32), np.zeros(0, np.int32)
+    if len(contents):
+        index[layout.CONTENT, : len(contents)] = contents[:rows]
+        forecast, users = _forecast(prompt_blocks, paths)
+    nodes = np.zeros((layout.NODE_FIELDS, copies + len(prompt_blocks)), np.int32)
+    return Pools(nodes, index, forecast, users)
 
 
 def _forecast(
     prompt_blocks: np.ndarray, paths: sharing.Paths
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(offsets int64 [contents + 1], users int32): for the content of every prompt block the
-    requests that have it, ascending. `prompt_blocks` int64 [n]: full blocks of each prompt."""
+    """(forecast, users) of `Pools`: for the content of every prompt block its requests, ascending."""
     per_node = int(paths.blocks_per_node[0])
     blocks = np.minimum(paths.covered, prompt_blocks)
     user = np.repeat(np.arange(len(blocks)), blocks)
@@ -324,5 +312,5 @@ def _forecast(
     content = content * per_node + block % per_node
     by_content = np.argsort(content, kind="stable")
     counts = np.bincount(content, minlength=len(paths.marks) * per_node)
-    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
-    return offsets, user[by_content].astype(np.int32)
+    ends = np.cumsum(counts)
+    return np.array([ends - counts, ends], np.int32), user[by_content].astype(np.int32)

@@ -71,19 +71,13 @@ def _lane(state: State, role: Role, options: RunOptions) -> _Lane:
         awake=np.zeros(workers if options.coupled else 1, np.int64),
     )
     clock.state[aggregated.DP_SIZE] = role.dp_size
-    clock.state[aggregated.COUPLED] = options.coupled
     clock.state[aggregated.MAX_IN_FLIGHT] = options.max_in_flight or 0
     clock.state[aggregated.SEGMENTS] = _SEGMENTS_A_CALL
     clock.time[aggregated.HORIZON] = options.horizon_ms
-    gaps = np.zeros(layout.CHUNK)
     return _Lane(
         clock,
         Scratch(
-            durations=np.zeros(layout.CHUNK),
-            prices=np.zeros(layout.CHUNK),
-            ends=np.zeros(layout.CHUNK),
-            gaps=gaps,
-            gap_bits=gaps.view(np.int64),
+            chunk=np.zeros((layout.CHUNK_FIELDS, layout.CHUNK)),
             bins=np.zeros(GAP_BINS, np.int64),
             log=np.zeros((3, _LOG_LINES)),
             log_length=np.zeros(1, np.int64),
@@ -93,7 +87,7 @@ def _lane(state: State, role: Role, options: RunOptions) -> _Lane:
 
 def _run_coupled(state: State, role: Role, options: RunOptions) -> list[_Lane]:
     lane = _lane(state, role, options)
-    while not _advance(state, lane):
+    while not _advance(state, options, lane):
         _report_progress(state, options)
     return [lane]
 
@@ -105,7 +99,7 @@ def _run_free(state: State, role: Role, options: RunOptions) -> list[_Lane]:
     lanes = [_lane(state, role, options) for _ in range(threads)]
     if threads == 1:
         lanes[0].clock.state[aggregated.END_WORKER] = workers
-        while not _advance(state, lanes[0]):
+        while not _advance(state, options, lanes[0]):
             _report_progress(state, options)
         return lanes
     todo = iter(range(workers))
@@ -120,7 +114,7 @@ def _run_free(state: State, role: Role, options: RunOptions) -> list[_Lane]:
                 return
             lane.clock.state[aggregated.NEXT_WORKER] = worker
             lane.clock.state[aggregated.END_WORKER] = worker + 1
-            while not stop.is_set() and not _advance(state, lane):
+            while not stop.is_set() and not _advance(state, options, lane):
                 _report_progress(state, options)
 
     with ThreadPoolExecutor(threads) as pool:
@@ -132,14 +126,15 @@ def _run_free(state: State, role: Role, options: RunOptions) -> list[_Lane]:
     return lanes
 
 
-def _advance(state: State, lane: _Lane) -> bool:
+def _advance(state: State, options: RunOptions, lane: _Lane) -> bool:
     """Run until the lane pauses or is done. Returns whether it is done."""
-    code = aggregated.run(
+    run = aggregated.run_coupled if options.coupled else aggregated.run_independent
+    code = run(
         state.ranks, state.workers, state.requests, state.pools, lane.scratch, lane.clock
     )
     if code == layout.LOG_FULL:
         log = lane.scratch.log
-        waiting = int(state.ranks.state[:, layout.PREEMPTED_COUNT].sum())
+        waiting = int(state.ranks.fields[:, layout.PREEMPTED_COUNT].sum())
         longer = np.zeros((3, 2 * log.shape[1] + waiting))
         longer[:, : log.shape[1]] = log
         lane.scratch = lane.scratch._replace(log=longer)
@@ -157,8 +152,8 @@ def _failure(code: int, state: State) -> str:
     if code == layout.TICKS_EXHAUSTED:
         return "a rank made more than 2**31 passes without a break; split the workload"
     busiest = int(state.workers.state[:, layout.FRUITLESS].argmax())
-    dp_size = len(state.ranks.state) // len(state.workers.state)
-    ranks = state.ranks.state[busiest * dp_size : (busiest + 1) * dp_size]
+    dp_size = len(state.ranks.fields) // len(state.workers.state)
+    ranks = state.ranks.fields[busiest * dp_size : (busiest + 1) * dp_size]
     running = ranks[:, layout.RUNNING].tolist()
     preempted = ranks[:, layout.PREEMPTED_COUNT].tolist()
     free = (ranks[:, layout.FREE] + ranks[:, layout.IDLE]).tolist()
@@ -224,7 +219,7 @@ def _outcome(state: State, role: Role, options: RunOptions, lanes: list[_Lane]) 
         readmission_at_ms=at_ms,
         readmission_reused=reused,
         end_ms=end_ms,
-        committed_prefill_tokens=int(state.ranks.state[:, layout.COMMITTED_PREFILL].sum()),
+        committed_prefill_tokens=int(state.ranks.fields[:, layout.COMMITTED_PREFILL].sum()),
         gaps=_gaps(state, lanes),
         pools=(
             PoolOutcome(
@@ -236,7 +231,7 @@ def _outcome(state: State, role: Role, options: RunOptions, lanes: list[_Lane]) 
                 kv_block_ms=state.workers.time[:, layout.KV_BLOCK_MS].copy(),
                 total_blocks=role.total_blocks,
                 passes=state.workers.state[:, layout.PASSES].copy(),
-                preemptions=state.ranks.state[:, layout.PREEMPTIONS].copy(),
+                preemptions=state.ranks.fields[:, layout.PREEMPTIONS].copy(),
             ),
         ),
     )
@@ -244,11 +239,11 @@ def _outcome(state: State, role: Role, options: RunOptions, lanes: list[_Lane]) 
 
 def _settle_fronts(state: State) -> None:
     """Write out the tokens of requests that were decoding in step when the run was cut."""
-    dp_size = len(state.ranks.state) // len(state.workers.state)
-    for r in np.flatnonzero(state.ranks.state[:, layout.FRONT]):
-        s = state.ranks.state[r]
+    dp_size = len(state.ranks.fields) // len(state.workers.state)
+    for r in np.flatnonzero(state.ranks.fields[:, layout.FRONT]):
+        s = state.ranks.fields[r]
         start = s[layout.RUN_OFFSET]
-        members = state.ranks.running[start : start + s[layout.FRONT]]
+        members = state.ranks.lists[start : start + s[layout.FRONT]]
         state.requests.state[layout.GENERATED, members] += np.int32(s[layout.TICK])
         clock = state.workers.time[r // dp_size, layout.CLOCK]
         state.requests.time[layout.LAST_TOKEN, members] = clock
@@ -287,7 +282,9 @@ def _gaps(state: State, lanes: list[_Lane]) -> GapDistribution:
         time[:, layout.RATE_SUM],
         time[:, layout.RATE_SQUARES],
     )
-    bins = sum(lane.scratch.bins for lane in lanes)
+    bins = lanes[0].scratch.bins
+    for lane in lanes[1:]:
+        bins = bins + lane.scratch.bins
     used = np.flatnonzero(bins)
     counted = time[time[:, layout.GAP_COUNT] > 0]
     above_zero = time[positive > 0]
