@@ -334,6 +334,8 @@ def test_an_ignored_key_is_one_warning_line(run, tmp_path):
 
 # --- processes ------------------------------------------------------------------------------------
 
+_PATIENCE_S = 240  # a process may have to compile the kernels
+
 _SLOW = """
     import sys, time
     import vecsim.replaying as replaying
@@ -368,7 +370,7 @@ def test_ctrl_c_exits_130_and_leaves_nothing(trace, tmp_path):
     assert process.stdout.readline() == "ready\n"
     process.send_signal(signal.SIGINT)
     stopped = time.monotonic()
-    _, err = process.communicate(timeout=20)
+    _, err = process.communicate(timeout=_PATIENCE_S)
     assert process.returncode == 130
     assert time.monotonic() - stopped < 5
     assert "Traceback" not in err
@@ -388,13 +390,13 @@ def test_a_long_run_shows_a_bar_on_a_terminal(trace):
     except OSError:  # the terminal closed with the process
         pass
     os.close(main_end)
-    assert process.wait(timeout=20) == 0
+    assert process.wait(timeout=_PATIENCE_S) == 0
     assert b"/40" in seen
 
 
 def test_a_bar_is_not_printed_into_a_file(trace):
     process = _slow(0, trace, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    _, err = process.communicate(timeout=20)
+    _, err = process.communicate(timeout=_PATIENCE_S)
     assert process.returncode == 0
     assert "/40" not in err
 
