@@ -116,6 +116,17 @@ def _plain(workers):
     return {"topology": {"kind": "aggregated", "workers": pool}, "requests": []}
 
 
+@pytest.mark.skipif("VECSIM_TRACES" not in os.environ, reason="needs the public traces")
+def test_the_conversation_trace_gives_the_reference_numbers(run):
+    trace = os.path.join(os.environ["VECSIM_TRACES"], "conversation_trace.jsonl")
+    code, out, _ = run("replay", trace, "--workers", 16)
+    lines = {line.split("  ")[0].strip(): line.split() for line in out.splitlines()}
+    assert code == 0
+    assert lines["TTFT"][1:3] == ["ms", "241.352"]
+    assert lines["reuse ratio"][-1] == "0.07325"
+    assert lines["completed"][-1] == "12,031"
+
+
 # --- options --------------------------------------------------------------------------------------
 
 
