@@ -35,7 +35,13 @@ from numba.core.compiler import CompilerBase, DefaultPassBuilder
 DISABLED = bool(numba.config.DISABLE_JIT)
 """True when NUMBA_DISABLE_JIT is set: kernels run as plain Python."""
 
-_COMMON = {"nogil": True, "error_model": "numpy", "fastmath": False, "_nrt": False}
+_COMMON = {
+    "nogil": True,
+    "error_model": "numpy",
+    "fastmath": False,
+    "no_rewrites": True,
+    "_nrt": False,
+}
 _INNER = {**_COMMON, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 
 
@@ -45,6 +51,9 @@ class _LinkingLibrary(JITCodeLibrary):
     The linked functions become internal before the whole is optimised, so that those with one
     caller are inlined and unused words of array arguments disappear.
     """
+
+    def _optimize_functions(self, ll_module):
+        ll_module.data_layout = self._codegen._data_layout
 
     def add_llvm_module(self, ll_module):
         super().add_llvm_module(ll_module)
@@ -127,7 +136,7 @@ def cache_folder() -> Path | None:
     """
     digest = hashlib.sha256()
     versions = (numba.__version__, llvmlite.__version__, np.__version__, sys.version)
-    digest.update(repr((versions, platform.machine(), sorted(_COMMON), sorted(_INNER))).encode())
+    digest.update(repr((versions, platform.machine(), _COMMON, _INNER)).encode())
     for source in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(source.name.encode())
         digest.update(source.read_bytes())
