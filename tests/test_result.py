@@ -11,6 +11,7 @@ from rich.console import Console
 
 from tests.outcomes import cases, outcome_of, plain_payload, pool, result_of, rows_of_case
 from vecsim.errors import InputError
+from vecsim.replaying import replay
 from vecsim.result import ADMISSIONS_SCHEMA, REQUESTS_SCHEMA
 
 DISAGGREGATED = (
@@ -374,3 +375,22 @@ def _no_readmissions() -> dict:
         "readmission_at_ms": np.zeros(0),
         "readmission_reused": np.zeros(0, dtype=np.int32),
     }
+
+
+@pytest.mark.parametrize(
+    ("interval", "cap", "growing"), [(5.0, None, True), (20.0, None, False), (5.0, 4, None)]
+)
+def test_backlog_of_a_replay_at_twice_and_half_the_service_rate(interval, cap, growing):
+    fixed = {"type": "fixed", "prefill_ms": 10.0, "decode_ms": 1.0}
+    requests = [
+        {"id": f"r{i}", "arrival_time_ms": i * interval, "input_tokens": 9, "output_tokens": 1}
+        for i in range(100)
+    ]
+    spec = plain_payload(
+        engine={"rank": {"max_num_seqs": 1, "timing_model": fixed}},
+        requests=requests,
+        max_in_flight=cap,
+    )
+    report = replay(spec).report
+    assert report["backlog_growing"] is growing
+    assert report["completed_requests"] == 100

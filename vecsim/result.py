@@ -19,6 +19,7 @@ from vecsim.files import json_text, replace_files
 from vecsim.kernels import layout
 
 if TYPE_CHECKING:
+    from rich.console import Group
     from rich.table import Table
 
     from vecsim.descriptors import Payload
@@ -270,8 +271,8 @@ class Result:
             f"{simulated_s:,.1f} s simulated in {wall_s:,.3f} s"
         )
 
-    def summary(self) -> Table:
-        """The main numbers with their units, as a Rich table."""
+    def summary(self) -> Group:
+        """The main numbers with their units, as Rich tables."""
         return _summary(self.report)
 
     def __repr__(self) -> str:
@@ -512,23 +513,34 @@ def _role_dict(role: Role) -> dict[str, Any]:
     }
 
 
-def _summary(report: dict) -> Table:
+def _summary(report: dict) -> Group:
+    from rich.console import Group
+
+    latencies = _table("metric", "unit", *_SUMMARY_STATISTICS)
+    for label, unit, name, suffix in _SUMMARY_DISTRIBUTIONS:
+        values = [report[f"{statistic}_{name}{suffix}"] for statistic in _SUMMARY_STATISTICS]
+        if values[0] is not None:
+            latencies.add_row(label, unit, *map(_short, values))
+    scalars = _table("metric", "unit", "value")
+    for row in _summary_scalars(report):
+        scalars.add_row(*row)
+    return Group(latencies, scalars) if latencies.row_count else Group(scalars)
+
+
+def _table(label: str, unit: str, *numbers: str) -> Table:
     from rich import box
     from rich.table import Table
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
-    table.add_column("metric", no_wrap=True)
-    table.add_column("unit", no_wrap=True)
-    for statistic in _SUMMARY_STATISTICS:
-        table.add_column(statistic, justify="right", no_wrap=True)
-    for label, unit, name, suffix in _SUMMARY_DISTRIBUTIONS:
-        values = [report[f"{statistic}_{name}{suffix}"] for statistic in _SUMMARY_STATISTICS]
-        if values[0] is not None:
-            table.add_row(label, unit, *(f"{value:,.3f}" for value in values))
-    table.add_section()
-    for label, unit, value in _summary_scalars(report):
-        table.add_row(label, unit, value)
+    table.add_column(label, overflow="fold")
+    table.add_column(unit, overflow="fold")
+    for number in numbers:
+        table.add_column(number, justify="right", overflow="fold")
     return table
+
+
+def _short(value: float) -> str:
+    return f"{value:,.3f}" if abs(value) < 10_000 else f"{value:,.1f}"
 
 
 def _summary_scalars(report: dict) -> list[tuple[str, str, str]]:
@@ -537,14 +549,13 @@ def _summary_scalars(report: dict) -> list[tuple[str, str, str]]:
         for label, unit, name, form in _SUMMARY_SCALARS
         if report.get(name) is not None
     ]
-    for status in layout.STATUS_NAMES[1:]:
-        if report[f"{status}_requests"]:
-            rows.append(
-                (status.replace("_", " "), "requests", f"{report[f'{status}_requests']:,d}")
-            )
-    for reason, count in report["terminal_reasons"].items():
-        if count:
-            rows.append((f"  {reason.replace('_', ' ')}", "requests", f"{count:,d}"))
+    counts = {name: report[f"{name}_requests"] for name in layout.STATUS_NAMES[1:]}
+    counts.update({f"  {name}": count for name, count in report["terminal_reasons"].items()})
+    rows += [
+        (name.replace("_", " "), "requests", f"{count:,d}")
+        for name, count in counts.items()
+        if count
+    ]
     if report["backlog_growing"]:
-        rows.append(("backlog", "", "still growing when arrivals ended"))
+        rows.append(("backlog growing", "when arrivals ended", "yes"))
     return rows
