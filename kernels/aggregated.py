@@ -32,7 +32,7 @@ from vecsim.kernels.layout import (
     STRETCH,
     TERMINALS,
 )
-from vecsim.kernels.placement import enqueue, enqueue_all, place_round_robin
+from vecsim.kernels.placement import enqueue, enqueue_all
 from vecsim.kernels.sharing import analyse
 from vecsim.kernels.vllm import queue_head
 from vecsim.kernels.worker import (
@@ -71,14 +71,9 @@ class Clock(NamedTuple):
 
 
 @entry
-def prepare(ranks, requests, paths, pins, rank_turns, instances, contents, arrive):
-    """Place all requests, analyse sharing, and, if `arrive`, queue them at their authored arrivals.
-
-    Returns the number of rows of the prefix index.
-    """
-    workers = np.int64(rank_turns.shape[0])
-    dp_size = np.int64(instances.shape[0]) // workers
-    place_round_robin(requests, pins, rank_turns, workers, dp_size)
+def prepare(ranks, requests, paths, instances, contents, arrive):
+    """Analyse sharing among the placed requests, and, if `arrive`, queue them at their authored
+    arrivals. Returns the number of rows of the prefix index."""
     rows = analyse(requests, paths, contents, ranks.fields, instances)
     if arrive != 0:
         enqueue_all(ranks, requests)

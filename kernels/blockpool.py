@@ -14,14 +14,14 @@ import numpy as np
 
 from vecsim.kernels.jit import inner
 from vecsim.kernels.layout import (
-    BLOCKS_PER_NODE,
     BLOCK_SIZE,
+    BLOCKS_PER_NODE,
     CONTENT,
     COPY_BUMP,
     COPY_FREE,
     END_OF_USERS,
-    EVICTION_POLICY,
     EVICT_BELADY,
+    EVICTION_POLICY,
     FIRST_RUN,
     FOLLOWING,
     FREE,

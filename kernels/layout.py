@@ -207,8 +207,9 @@ NEXT_USER, END_OF_USERS = (np.int64(k) for k in range(2))
 FORECAST_FIELDS = 2
 
 # --- chunk of a stretch: float64 [CHUNK_FIELDS, CHUNK] --------------------------------------------
-DURATIONS, PRICES, ENDS, GAPS = (np.int64(k) for k in range(4))
-CHUNK_FIELDS = 4
+DURATIONS, PRICES, ENDS, GAPS, COUNTING = (np.int64(k) for k in range(5))
+"""COUNTING is 0, 1, 2, ...: a loop over floats alone is vectorised."""
+CHUNK_FIELDS = 5
 CHUNK = 64
 """Passes of a stretch that are priced at a time."""
 

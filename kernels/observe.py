@@ -40,6 +40,12 @@ def bin_midpoints(indices: np.ndarray) -> np.ndarray:
     return (bits + half_a_bin).view(np.float64)
 
 
+def bin_of(gap: float) -> int:
+    """Bin of a positive gap (ms)."""
+    bits = int(np.float64(gap).view(np.int64)) >> int(_DROPPED)
+    return min(max(bits - int(_FIRST_BIN), 0), int(_LAST_BIN))
+
+
 @inner
 def count_gaps(times, scratch, count, weight):
     """Count the first `count` of the gaps of the chunk, each `weight` times, for one worker."""
@@ -72,7 +78,9 @@ def count_gaps(times, scratch, count, weight):
         smallest = min(smallest, gap)
         largest = max(largest, gap)
         if gap > 0.0:
-            bins[min(max((gap.view(np.int64) >> _DROPPED) - _FIRST_BIN, np.int64(0)), _LAST_BIN)] += weight
+            bins[
+                min(max((gap.view(np.int64) >> _DROPPED) - _FIRST_BIN, np.int64(0)), _LAST_BIN)
+            ] += weight
             deviation = 1000.0 / gap - rate_shift
             rates += deviation
             rate_squares += deviation * deviation

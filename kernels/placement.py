@@ -5,16 +5,23 @@ from __future__ import annotations
 
 import numpy as np
 
-from vecsim.kernels.jit import inner
+from vecsim.kernels.jit import entry, inner
 from vecsim.kernels.layout import ARRIVAL, NEXT, NONE, QUEUE_HEAD, QUEUE_TAIL, RANK
 
 
-@inner
-def place_round_robin(requests, pins, rank_turns, workers, dp_size):
-    """Set RANK of every request, in order. `pins` (int32 [n]) holds the pinned ranks, -1 where free;
-    `rank_turns` (int64 [workers], zeros) the rank counters. A pinned request takes a turn of the
-    worker, not of its ranks."""
-    ranks = requests.state[RANK]
+@entry
+def place_round_robin(pins, rank_turns, dp_size, ranks):
+    """Choose the rank of every request, in order of arrival.
+
+    Args:
+        pins: int32 [n], pinned rank of the worker, -1 where free.
+        rank_turns: int64 [workers], zeros: the rank counters.
+        dp_size: ranks per worker.
+        ranks: int32 [n], filled with scheduler ids.
+
+    A pinned request takes a turn of the worker, not of its ranks.
+    """
+    workers = np.int64(rank_turns.shape[0])
     for q in range(pins.shape[0]):
         worker = np.int64(q) % workers
         rank = np.int64(pins[q])

@@ -31,7 +31,7 @@ SEEN_BY, LONGEST, SECOND, FIRST_ROW = (np.int64(k) for k in range(4))
 class Paths(NamedTuple):
     """Prompts as paths through the prefix tree."""
 
-    offsets: np.ndarray  # int64 [n + 1]
+    spans: np.ndarray  # int64 [2, n]: begin and end of each path in `nodes`
     nodes: np.ndarray  # int32
     covered: np.ndarray  # int32 [n]: full blocks of each path
     blocks_per_node: np.ndarray  # int64 [1]
@@ -64,7 +64,7 @@ def cover_nodes(paths, r, q):
     per_node = paths.blocks_per_node[0]
     marks = paths.marks
     left = np.int64(paths.covered[q])
-    for entry in range(paths.offsets[q], paths.offsets[q + 1]):
+    for entry in range(paths.spans[0, q], paths.spans[1, q]):
         node = paths.nodes[entry]
         covers = min(left, per_node)
         left -= covers
@@ -88,7 +88,7 @@ def assign_rows(requests, contents, paths, q, rows, single_copies):
     marks = paths.marks
     left = np.int64(paths.covered[q])
     shared = np.int64(0)
-    for entry in range(paths.offsets[q], paths.offsets[q + 1]):
+    for entry in range(paths.spans[0, q], paths.spans[1, q]):
         node = np.int64(paths.nodes[entry])
         extent = np.int64(marks[node, LONGEST if single_copies else SECOND])
         covers = min(left, extent)

@@ -17,9 +17,11 @@ from numba.extending import intrinsic
 from vecsim.kernels.jit import DISABLED, inner
 from vecsim.kernels.layout import (
     CAPACITY_TOKENS,
+    COUNTING,
     DECODE_FUNCTION,
     DECODE_MODEL,
     DECODE_RATIO,
+    DURATIONS,
     FIXED_DECODE_MS,
     FIXED_PREFILL_MS,
     MODEL_CUSTOM,
@@ -27,6 +29,7 @@ from vecsim.kernels.layout import (
     PREFILL_FUNCTION,
     PREFILL_MODEL,
     PREFILL_RATIO,
+    PRICES,
 )
 
 NEAR_TIE = np.float64(0.4999)
@@ -159,11 +162,12 @@ def decode_ms(s, f, batch, context_sum):
 
 
 @inner
-def decode_series(s, f, batch, context_sum, count, scratch, out):
-    """out[k] = max(out[k], duration of the k-th of `count` pure decode passes); 0 if all are valid.
+def decode_series(s, f, batch, context_sum, count, chunk):
+    """Raise DURATIONS of the chunk to those of `count` pure decode passes; 0 if all are valid.
 
     The context grows by `batch` tokens a pass. Element for element equal to `decode_ms`.
     """
+    out = chunk[DURATIONS]
     if s[DECODE_MODEL] == MODEL_FIXED:
         one = decode_ms(s, f, batch, context_sum)
         for k in range(count):
@@ -171,9 +175,10 @@ def decode_series(s, f, batch, context_sum, count, scratch, out):
         return np.int64(one < 0.0)
     ratio = f[DECODE_RATIO]
     vector = s[DECODE_MODEL] != MODEL_CUSTOM and (ratio <= 0.0 or ratio >= FASTEST_VECTOR_RATIO)
-    if vector and _series_vector(s[CAPACITY_TOKENS], ratio, batch, context_sum, count, scratch):
+    if vector and _series_vector(s[CAPACITY_TOKENS], ratio, batch, context_sum, count, chunk):
+        prices = chunk[PRICES]
         for k in range(count):
-            out[k] = max(out[k], scratch[k])
+            out[k] = max(out[k], prices[k])
         return np.int64(0)
     for k in range(count):
         one = decode_ms(s, f, batch, context_sum + k * batch)
@@ -184,11 +189,17 @@ def decode_series(s, f, batch, context_sum, count, scratch, out):
 
 
 @inner
-def _series_vector(capacity, ratio, batch, context_sum, count, out):
-    """Polynomial durations without a branch; 0 when a value lies so near a tie that it needs care."""
+def _series_vector(capacity, ratio, batch, context_sum, count, chunk):
+    """Polynomial PRICES of the chunk without a branch; 0 when one lies so near a tie that it needs
+    care. Token counts stay exact in float64."""
     near_ties = np.int64(0)
+    out = chunk[PRICES]
+    counting = chunk[COUNTING]
+    step = np.float64(batch)
+    context = np.float64(context_sum)
+    tokens = np.float64(capacity)
     for k in range(count):
-        load = min(np.float64(context_sum + k * batch) / np.float64(capacity), 1.0)
+        load = min((context + counting[k] * step) / tokens, 1.0)
         raw = max((-25.74 * (load * load) + 54.01 * load) + 5.74, 1.0)
         ns = (raw / 1000.0) * 1e9
         nearest = np.rint(ns)

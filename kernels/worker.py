@@ -25,8 +25,8 @@ from vecsim.kernels.layout import (
     DONE,
     DURATIONS,
     ENDS,
-    EVICTION_POLICY,
     EVICT_BELADY,
+    EVICTION_POLICY,
     FREE,
     FRONT,
     FRONT_CONTEXT,
@@ -49,15 +49,14 @@ from vecsim.kernels.layout import (
     NUM_BLOCKS,
     ONE_PASS,
     PARTICIPATES,
-    PASSES,
     PASS_END,
+    PASSES,
     PAUSED,
     PENDING,
     PENDING_PASSES,
     PREEMPTED_ANY,
     PREEMPTED_COUNT,
     PREFILL_SCHEDULE_INTERVAL,
-    PRICES,
     QUEUE_HEAD,
     REJECTED_HEAD,
     RUNNING,
@@ -224,7 +223,7 @@ def price_chunk(ranks, scratch, first, dp_size, done, count):
             continue
         context = s[FRONT_CONTEXT] + done * s[FRONT]
         f = ranks.factors[r]
-        if decode_series(s, f, s[FRONT], context, count, chunk[PRICES], chunk[DURATIONS]) != 0:
+        if decode_series(s, f, s[FRONT], context, count, chunk) != 0:
             return False
     return True
 
@@ -307,9 +306,7 @@ def walk_stretch(
         taken = chunk_end(scratch, count, end, arrival, until)
         if taken > 0:
             if observe:
-                observe_chunk(
-                    ranks, times, requests, scratch, first, dp_size, done, taken, end
-                )
+                observe_chunk(ranks, times, requests, scratch, first, dp_size, done, taken, end)
             end = scratch.chunk[ENDS, taken - 1]
             done += taken
         if taken < count or end >= arrival:

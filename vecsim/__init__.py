@@ -1,1 +1,54 @@
-"""Vectorized simulator of LLM-serving fleets."""
+"""Vectorized simulator of LLM-serving fleets: replays traces on arrays, in virtual time, with no GPU."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vecsim.descriptors import Payload, ReplaySpec
+    from vecsim.errors import InputError, NotSupportedYetError, SimulationError, VecsimError
+    from vecsim.replaying import replay
+    from vecsim.result import Result
+    from vecsim.timing import CompiledTiming
+    from vecsim.traces import read_trace
+    from vecsim.workload import Workload
+
+# Numba and Polars are imported when first needed, so that `vecsim --version` stays quick.
+_HOMES = {
+    "CompiledTiming": "vecsim.timing",
+    "InputError": "vecsim.errors",
+    "NotSupportedYetError": "vecsim.errors",
+    "Payload": "vecsim.descriptors",
+    "ReplaySpec": "vecsim.descriptors",
+    "Result": "vecsim.result",
+    "SimulationError": "vecsim.errors",
+    "VecsimError": "vecsim.errors",
+    "Workload": "vecsim.workload",
+    "read_trace": "vecsim.traces",
+    "replay": "vecsim.replaying",
+}
+
+__all__ = [
+    "CompiledTiming",
+    "InputError",
+    "NotSupportedYetError",
+    "Payload",
+    "ReplaySpec",
+    "Result",
+    "SimulationError",
+    "VecsimError",
+    "Workload",
+    "read_trace",
+    "replay",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'vecsim' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -10,6 +10,7 @@ from vecsim.descriptors import FixedTiming, RankConfig
 from vecsim.errors import InputError
 from vecsim.kernels import aggregated, layout, sharing
 from vecsim.kernels.layout import Pools, Ranks, Requests, Workers
+from vecsim.kernels.placement import place_round_robin
 from vecsim.roles import Role
 from vecsim.timing import CompiledTiming
 from vecsim.workload import PrefixTree, Workload
@@ -27,6 +28,8 @@ class State:
 
     Attributes:
         order: int64 [n] row of the workload that request q of the kernels is, or None if the same.
+            Coupled workers see requests by arrival; independent ones rank by rank, which keeps
+            each worker's requests together in memory.
     """
 
     ranks: Ranks
@@ -69,12 +72,18 @@ def lower(
     order = None
     if not authored_order and np.any(arrival_ms[1:] < arrival_ms[:-1]):
         order = np.argsort(arrival_ms, kind="stable")
+    placed = _place(workload, order, workers, role.dp_size)
+    if not coupled and workers * role.dp_size > 1:
+        by_rank = np.argsort(placed, kind="stable")
+        placed = placed[by_rank]
+        order = by_rank if order is None else order[by_rank]
     limit, longest = _output_limits(workload, role.rank)
     params, factors = _params(role, longest, eviction, timing)
     paths = _paths(workload, role.rank, longest, order, workers * role.dp_size)
     params[layout.BLOCKS_PER_NODE] = paths.blocks_per_node[0]
     ranks = _ranks(workers * role.dp_size, params, factors)
     requests = _requests(workload, limit, paths, order, counted)
+    requests.state[layout.RANK] = placed
     if not released_by_completions:
         requests.time[layout.ARRIVAL] = _in_order(arrival_ms, order)
     if role.rank.enable_prefix_caching and workload.output_offsets is not None:
@@ -88,8 +97,6 @@ def lower(
         ranks,
         requests,
         paths,
-        np.ascontiguousarray(_in_order(workload.dp_rank, order)),
-        np.zeros(workers, np.int64),
         instances,
         contents,
         np.int64(not coupled),
@@ -99,6 +106,14 @@ def lower(
     prompt_blocks = requests.state[layout.ISL] // params[layout.BLOCK_SIZE]
     pools = _pools(copies, int(rows), contents, prompt_blocks, paths)
     return State(ranks, _workers(workers), requests, pools, order)
+
+
+def _place(workload: Workload, order: np.ndarray | None, workers: int, dp_size: int) -> np.ndarray:
+    """int32 [n], scheduler id of every request, in order of arrival."""
+    ranks = np.empty(len(workload), np.int32)
+    pins = np.ascontiguousarray(_in_order(workload.dp_rank, order))
+    place_round_robin(pins, np.zeros(workers, np.int64), np.int64(dp_size), ranks)
+    return ranks
 
 
 def _in_order(column: np.ndarray, order: np.ndarray | None) -> np.ndarray:
@@ -207,29 +222,15 @@ def _paths(
             covered = np.minimum(spans, workload.input_length // rank.block_tokens)
     else:
         covered = np.where(spans > 0, workload.input_length // rank.block_tokens, 0)
-    offsets, nodes = tree.offsets, tree.nodes
-    if order is not None:
-        covered = covered[order]
-        offsets, nodes = _permute_csr(offsets, nodes, order)
     return sharing.Paths(
-        offsets=offsets,
-        nodes=nodes,
-        covered=covered.astype(np.int32),
+        spans=np.array([_in_order(tree.offsets[:-1], order), _in_order(tree.offsets[1:], order)]),
+        nodes=tree.nodes,
+        covered=_in_order(covered, order).astype(np.int32),
         blocks_per_node=np.array([tree.tokens_per_node // rank.block_tokens], np.int64),
         marks=np.full((tree.node_count, 4), -1, np.int32),
         order=np.zeros(n, np.int64),
         starts=np.zeros(ranks + 1, np.int64),
     )
-
-
-def _permute_csr(
-    offsets: np.ndarray, values: np.ndarray, order: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """The spans of a compressed table in another row order."""
-    spans = np.diff(offsets)[order]
-    permuted = np.concatenate([np.zeros(1, np.int64), np.cumsum(spans)])
-    shift = np.repeat(offsets[:-1][order] - permuted[:-1], spans)
-    return permuted, values[np.arange(len(shift)) + shift]
 
 
 def _requests(
@@ -250,10 +251,9 @@ def _requests(
     )
     state[layout.COUNTED] = 1 if counted is None else _in_order(counted, order)
     state[layout.FRESH] = 1
-    state[layout.PATH] = paths.offsets[:-1]
+    state[layout.PATH] = paths.spans[0]
     state[layout.OWN_TAIL] = layout.NONE
     state[layout.STATUS] = layout.UNFINISHED
-    state[layout.RANK] = layout.NONE
     return Requests(
         state=state,
         time=np.full((layout.REQUEST_TIME, n), np.nan),
@@ -299,16 +299,14 @@ def _pools(
     return Pools(nodes, index, forecast, users)
 
 
-def _forecast(
-    prompt_blocks: np.ndarray, paths: sharing.Paths
-) -> tuple[np.ndarray, np.ndarray]:
+def _forecast(prompt_blocks: np.ndarray, paths: sharing.Paths) -> tuple[np.ndarray, np.ndarray]:
     """(forecast, users) of `Pools`: for the content of every prompt block its requests, ascending."""
     per_node = int(paths.blocks_per_node[0])
     blocks = np.minimum(paths.covered, prompt_blocks)
     user = np.repeat(np.arange(len(blocks)), blocks)
     first = np.cumsum(blocks) - blocks
     block = np.arange(len(user)) - first[user]
-    content = paths.nodes[paths.offsets[user] + block // per_node].astype(np.int64)
+    content = paths.nodes[paths.spans[0, user] + block // per_node].astype(np.int64)
     content = content * per_node + block % per_node
     by_content = np.argsort(content, kind="stable")
     counts = np.bincount(content, minlength=len(paths.marks) * per_node)

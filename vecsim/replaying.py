@@ -92,7 +92,9 @@ def _check_workload(workload: Workload, role: Role, payload: Payload) -> None:
         value = int(workload.prefill_dp_rank[row])
         raise InputError(f"workload.prefill_dp_rank[{row}]", value, "none: the pool is aggregated")
     if payload.spec.engine.kv_eviction_policy == "belady" and workload.block_offsets is None:
-        raise InputError("workload", "lengths only", "token or hash ids: belady looks them up ahead")
+        raise InputError(
+            "workload", "lengths only", "token or hash ids: belady looks them up ahead"
+        )
 
 
 def _threads(threads: int | None) -> int:

@@ -13,7 +13,7 @@ from vecsim.errors import SimulationError
 from vecsim.kernels import aggregated, layout
 from vecsim.kernels.aggregated import Clock
 from vecsim.kernels.layout import Scratch
-from vecsim.kernels.observe import GAP_BINS, bin_midpoints
+from vecsim.kernels.observe import GAP_BINS, bin_midpoints, bin_of
 from vecsim.lower import State
 from vecsim.outcome import GapDistribution, Outcome, PoolOutcome
 from vecsim.roles import Role
@@ -49,7 +49,9 @@ def simulate(state: State, role: Role, options: RunOptions) -> Outcome:
     Raises:
         SimulationError: an unusable pass duration, or a standstill that no rule settles.
     """
-    lanes = _run_coupled(state, role, options) if options.coupled else _run_free(state, role, options)
+    lanes = (
+        _run_coupled(state, role, options) if options.coupled else _run_free(state, role, options)
+    )
     return _outcome(state, role, options, lanes)
 
 
@@ -74,10 +76,12 @@ def _lane(state: State, role: Role, options: RunOptions) -> _Lane:
     clock.state[aggregated.MAX_IN_FLIGHT] = options.max_in_flight or 0
     clock.state[aggregated.SEGMENTS] = _SEGMENTS_A_CALL
     clock.time[aggregated.HORIZON] = options.horizon_ms
+    chunk = np.zeros((layout.CHUNK_FIELDS, layout.CHUNK))
+    chunk[layout.COUNTING] = np.arange(layout.CHUNK)
     return _Lane(
         clock,
         Scratch(
-            chunk=np.zeros((layout.CHUNK_FIELDS, layout.CHUNK)),
+            chunk=chunk,
             bins=np.zeros(GAP_BINS, np.int64),
             log=np.zeros((3, _LOG_LINES)),
             log_length=np.zeros(1, np.int64),
@@ -129,9 +133,7 @@ def _run_free(state: State, role: Role, options: RunOptions) -> list[_Lane]:
 def _advance(state: State, options: RunOptions, lane: _Lane) -> bool:
     """Run until the lane pauses or is done. Returns whether it is done."""
     run = aggregated.run_coupled if options.coupled else aggregated.run_independent
-    code = run(
-        state.ranks, state.workers, state.requests, state.pools, lane.scratch, lane.clock
-    )
+    code = run(state.ranks, state.workers, state.requests, state.pools, lane.scratch, lane.clock)
     if code == layout.LOG_FULL:
         log = lane.scratch.log
         waiting = int(state.ranks.fields[:, layout.PREEMPTED_COUNT].sum())
@@ -285,9 +287,13 @@ def _gaps(state: State, lanes: list[_Lane]) -> GapDistribution:
     bins = lanes[0].scratch.bins
     for lane in lanes[1:]:
         bins = bins + lane.scratch.bins
-    used = np.flatnonzero(bins)
     counted = time[time[:, layout.GAP_COUNT] > 0]
     above_zero = time[positive > 0]
+    used = np.zeros(0, np.int64)
+    if len(above_zero):
+        lowest = bin_of(above_zero[:, layout.GAP_POSITIVE_MIN].min())
+        highest = bin_of(counted[:, layout.GAP_MAX].max())
+        used = lowest + np.flatnonzero(bins[lowest : highest + 1])
     return GapDistribution(
         count=int(counted[:, layout.GAP_COUNT].sum()),
         zeros=int(counted[:, layout.GAP_ZEROS].sum()),
@@ -320,4 +326,3 @@ def _pooled(
 
 def _or_nan(reduce: Callable[[np.ndarray], np.floating], values: np.ndarray) -> float:
     return float(reduce(values)) if len(values) else float("nan")
-
