@@ -108,7 +108,7 @@ def from_result(result) -> Answer:
         for row in result.requests.to_dicts()
     ]
     for row in result.admissions.to_dicts():
-        entry = (row["pool"], row["at_ms"], row["reused_input_tokens"])
+        entry = (row["pool"], row["at_ms"], row["reused"])
         requests[row["request"]]["admission_history"].append(entry)
     report = {k: v for k, v in result.reference_report().items() if k not in UNCOMPARED}
     return Answer(requests, report, True)

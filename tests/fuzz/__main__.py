@@ -8,7 +8,7 @@ import sys
 import time
 
 from tests.fuzz import shrink, specs, trial
-from tests.fuzz.campaign import Tally, campaign
+from tests.fuzz.campaign import Tally, campaign, make
 from tests.fuzz.reference import Reference
 
 
@@ -18,6 +18,9 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seeds", required=True, help="A:B, B excluded", type=_span)
     parser.add_argument(
         "--feature", action="append", default=[], choices=specs.FEATURES, help="forced on"
+    )
+    parser.add_argument(
+        "--without", action="append", default=[], choices=specs.FEATURES, help="forced off"
     )
     parser.add_argument("--against", choices=("vecsim", "slow"), default="vecsim")
     parser.add_argument("--jobs", type=int, default=1)
@@ -35,7 +38,7 @@ def explain(options: argparse.Namespace, tally: Tally) -> None:
     reference = Reference(options.reference) if options.reference else None
     for seed, lines in sorted(tally.failed.items())[: options.show]:
         print(f"\nseed {seed}: {len(lines)} differences")
-        payload = specs.make(seed, tuple(options.feature))
+        payload = make(options, seed)
         if trial.run(payload, options.against, reference).lines:
             payload = shrink.shrink(
                 payload, lambda p: bool(trial.run(p, options.against, reference).lines)

@@ -16,13 +16,17 @@ CHUNK = 50  # seeds per message
 SILENCE_S = 300.0  # a job that says nothing for so long hangs
 
 
+def make(options: argparse.Namespace, seed: int) -> dict:
+    return specs.make(seed, tuple(options.feature), tuple(options.without))
+
+
 def job(pipe, options: argparse.Namespace) -> None:
     """Serves chunks of seeds until None comes: before each seed it says which one."""
     reference = Reference(options.reference) if options.reference else None
     while (seeds := pipe.recv()) is not None:
         for seed in seeds:
             pipe.send(("at", seed, None, None))
-            payload = specs.make(seed, tuple(options.feature))
+            payload = make(options, seed)
             done = trial.run(payload, options.against, reference)
             pipe.send(("done", seed, sorted(done.outcomes), done.lines))
         pipe.send(("idle", None, None, None))
@@ -93,7 +97,7 @@ def _listen(j: Job, message: tuple, options: argparse.Namespace, tally: Tally) -
     elif kind == "done":
         tally.specs += 1
         tally.outcomes.update(outcomes)
-        tally.features.update(specs.features_of(specs.make(seed, tuple(options.feature))))
+        tally.features.update(specs.features_of(make(options, seed)))
         if lines:
             tally.failed[seed] = lines
 

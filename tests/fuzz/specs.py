@@ -32,7 +32,7 @@ CHANCE = {
     "chunking_off": 0.2,
     "closed_loop": 0.15,
     "dp": 0.3,
-    "empty_prompt": 0.1,
+    "empty_prompt": 0.2,
     "fifo": 0.35,
     "max_model_len": 0.12,
     "planned": 0.25,
@@ -52,7 +52,7 @@ CHANCE = {
 class Draw:
     """One spec being drawn."""
 
-    def __init__(self, seed: int, features: tuple[str, ...]) -> None:
+    def __init__(self, seed: int, features: tuple[str, ...], without: tuple[str, ...]) -> None:
         self.rng = random.Random(seed)
         self.on = {f for f in FEATURES if self.rng.random() < CHANCE[f]} | set(features)
         if "belady" in features:
@@ -65,6 +65,7 @@ class Draw:
             self.on -= {"prefill_schedule_interval"}
         if "planned" in features or "belady" in self.on:
             self.on.add("prefix")
+        self.on -= set(without)
 
     def chance(self, p: float) -> bool:
         return self.rng.random() < p
@@ -131,10 +132,10 @@ class Draw:
 
     def input_tokens(self, block: int, ceiling: int) -> int:
         style = self.rng.random()
-        if "empty_prompt" in self.on and self.chance(0.4):
+        if "empty_prompt" in self.on and self.chance(0.25):
             return 0
-        if style < 0.08:
-            return self.one(0, 1)
+        if style < 0.06:
+            return 1
         if style < 0.35:
             return block * self.rng.randint(1, max(1, ceiling // block))
         if style < 0.38:
@@ -249,9 +250,12 @@ class Draw:
             first["arrival_time_ms"] = -1.0
 
 
-def make(seed: int, features: tuple[str, ...] = ()) -> dict:
-    """The spec of a seed: a bare spec or `{"spec", "tokenization"}`; `features` are forced on."""
-    return Draw(seed, features).payload()
+def make(seed: int, features: tuple[str, ...] = (), without: tuple[str, ...] = ()) -> dict:
+    """The spec of a seed: a bare spec or `{"spec", "tokenization"}`.
+
+    `features` are forced on (and what they need), `without` forced off.
+    """
+    return Draw(seed, features, without).payload()
 
 
 def features_of(payload: dict) -> set[str]:

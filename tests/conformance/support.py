@@ -1,0 +1,116 @@
+"""The reference's stored answers: finding a case, running it, comparing it.
+
+`cases/*.json` were recorded once from the reference (`"reference"` in each file names the version).
+A case has the payload that the reference got, the features it needs beyond a plain aggregated vLLM
+run, and what came out: a report and a record per request, or an error.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from tests import answers
+from vecsim.replaying import replay
+
+FOLDER = Path(__file__).parent / "cases"
+TRACES = os.environ.get("VECSIM_TRACES")
+
+BUILT = {
+    "belady",
+    "closed_loop",
+    "dp",
+    "mooncake",
+    "sla",
+    "speedup",
+    "time_limit",
+    "tokenization",
+    "trace",
+}
+
+# What is not built yet, and the field (a part of its path) that the answer has to name.
+UNBUILT = {
+    "agentic": "trace_format",
+    "applied_compute": "trace_format",
+    "disaggregated": "topology",
+    "dynamo_trace": "trace_format",
+    "encoder": "encoder",
+    "external_timing": "rank.timing_model",
+    "frontend": "rank.backend",
+    "g3": "rank.native_host_offload",
+    "host_loop": "rank.backend",
+    "host_offload": "rank.native_host_offload",
+    "kv_events": "emit_kv_events",
+    "kv_groups": "rank.kv_cache_groups",
+    "kv_router": "adapters.placement.provider",
+    "kvcr": "rank.native_host_offload",
+    "mooncake_delta": "trace_format",
+    "mtp": "rank.aic_nextn",
+    "poisson": "traffic.source_type",
+    "scaling": "adapters.scaling.provider",
+    "sessions": "session",
+    "sglang": "rank.backend",
+    "state_cache": "rank.state_cache",
+    "synthetic": "traffic.source_type",
+    "trtllm": "rank.backend",
+    "vision": "rank.vision",
+    "weka": "trace_format",
+}
+
+# Cases that mention a feature where it has no effect.
+UNUSED = {"config/extra_external_on_unused_prefill_role": "external_timing"}
+
+Case = dict[str, Any]
+
+
+@cache
+def all_cases() -> tuple[Case, ...]:
+    """Every stored case, with the name of its file under "file"."""
+    cases = []
+    for path in sorted(FOLDER.glob("*_cases.json")):
+        group = path.name.removesuffix("_cases.json")
+        cases += [{"file": group, **case} for case in json.loads(path.read_text())["cases"]]
+    return tuple(cases)
+
+
+def unbuilt(case: Case) -> list[str]:
+    known = BUILT | {UNUSED.get(name(case))}
+    return [feature for feature in case["feature"] if feature not in known]
+
+
+def name(case: Case) -> str:
+    return f"{case['file']}/{case['name']}"
+
+
+@contextmanager
+def files_of(case: Case, folder: Path) -> Iterator[dict]:
+    """Enters `folder` with the case's trace files in it and yields the payload to run."""
+    for file_name, text in case.get("files", {}).items():
+        (folder / file_name).write_text(text, newline="")
+    if case.get("rows") and TRACES:
+        trace = case["payload"]["traffic"]["trace_path"]
+        with (Path(TRACES) / trace).open() as lines:
+            kept = [line for line, _ in zip(lines, range(case["rows"]), strict=False)]
+        (folder / trace).write_text("".join(kept))
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        yield case["payload"]
+    finally:
+        os.chdir(before)
+
+
+def differences(case: Case, folder: Path, **options) -> list[str]:
+    """Runs a case and compares it with the stored answer: one line per differing field."""
+    with files_of(case, folder) as payload:
+        result = replay(payload, **options)
+        got = answers.from_result(result)
+    expected = answers.from_case(case["expect"], len(result.workload))
+    if case["expect"]["requests"] is None:  # recording was off: only the report is known
+        expected = answers.Answer(got.requests, expected.report, False)
+    return answers.differences(expected, got)

@@ -1,0 +1,70 @@
+"""Where the reference stands still or refuses what vecsim reads: vecsim's own answers."""
+
+import pytest
+
+from tests.conformance.support import UNBUILT, all_cases, files_of, name, unbuilt
+from vecsim.errors import InputError
+from vecsim.replaying import replay
+
+# status, reason, terminal time (ms), output length of the one request
+SETTLED = {
+    "config/extra_vllm_max_batched_bs_no_chunk": (
+        "rejected",
+        "prompt_exceeds_token_budget",
+        0.0,
+        0,
+    ),
+    # 60 prompt tokens in 4 blocks of 16: the pool is full with the fifth token's context.
+    "config/extra_runtime_outgrows_pool_vllm": (
+        "failed",
+        "kv_capacity_exhausted",
+        153.128777,
+        5,
+    ),
+    # 300 prompt tokens in 5 blocks of 64; prefill 100 ms, then 20 decode passes of 10 ms.
+    "runtime/agg_liveness_error_vllm": ("failed", "kv_capacity_exhausted", 300.0, 21),
+}
+
+
+def _cases(kind: str) -> dict:
+    return {name(c): c for c in all_cases() if c["expect"]["error_kind"] == kind}
+
+
+@pytest.mark.parametrize("case_name", SETTLED)
+def test_the_request_concerned_is_settled(case_name):
+    result = replay(_cases("standstill")[case_name]["payload"])
+    status, reason, terminal_ms, output_length = SETTLED[case_name]
+    row = result.requests.to_dicts()[0]
+    assert row["terminal_status"] == status
+    assert row["terminal_reason"] == reason
+    assert row["terminal_time_ms"] == pytest.approx(terminal_ms, rel=1e-9)
+    assert row["output_length"] == output_length
+    assert result.report[f"{status}_requests"] == 1
+    assert result.report["terminal_reasons"][reason] == 1
+    assert result.report["completed_requests"] == 0
+
+
+def test_every_standstill_has_an_answer_or_an_unbuilt_feature():
+    built = {n for n, c in _cases("standstill").items() if not unbuilt(c)}
+    assert built == set(SETTLED)
+
+
+DEVIATIONS = [c for c in all_cases() if "deviation" in c]
+
+
+@pytest.mark.parametrize("case", [c for c in DEVIATIONS if unbuilt(c)], ids=name)
+def test_deviations_not_built_yet(case):
+    with pytest.raises(InputError) as refusal:
+        replay(case["payload"])
+    assert any(UNBUILT[feature] in refusal.value.where for feature in unbuilt(case))
+
+
+@pytest.mark.parametrize("case", [c for c in DEVIATIONS if not unbuilt(c)], ids=name)
+@pytest.mark.filterwarnings("ignore:.*no hash_ids")
+def test_files_that_only_vecsim_reads(case, tmp_path):
+    with files_of(case, tmp_path) as payload:
+        result = replay(payload)
+    row = result.requests.to_dicts()[0]
+    assert row["terminal_status"] == "completed"
+    assert (row["arrival_time_ms"], row["input_length"], row["reused_input_tokens"]) == (0, 100, 0)
+    assert row["ttft_ms"] == pytest.approx(18.023974, rel=1e-9)
