@@ -86,6 +86,8 @@ NONE = np.int64(-1)
     EVICTION_POLICY,
     SINGLE_COPIES,  # every full block has an identity and a copy of its own
     PREFILL_SCHEDULE_INTERVAL,
+    RESERVES_OUTPUT,  # admission needs room for prompt and output (TensorRT-LLM)
+    KEEPS_WHOLE_HIT,  # a fully cached prompt is not computed again, not even its last block
     PREFILL_MODEL,
     DECODE_MODEL,
     PREFILL_FUNCTION,  # address of a custom model
@@ -93,13 +95,14 @@ NONE = np.int64(-1)
     FIRST_RUN,  # node of request 0 in the idle list: one past the last copy of all ranks
     RUN_OFFSET,  # the rank's running requests, in admission order: lists[RUN_OFFSET:]
     GROWTH_OFFSET,  # front members that need a block at tick t: lists[GROWTH_OFFSET + t % BLOCK_SIZE]
-) = (np.int64(k) for k in range(20))
-PARAMS = 20
+) = (np.int64(k) for k in range(22))
+PARAMS = 22
 
 # ... then state.
 (
     FREE,  # blocks never used or given back
     IDLE,  # cached blocks without a reference
+    RESERVED,  # blocks that running requests may still take, where admission reserves them
     IDLE_HEAD,  # next victim
     IDLE_TAIL,
     COPY_FREE,  # head of the list of given-back copies
@@ -128,8 +131,8 @@ PARAMS = 20
     COMMITTED_PREFILL,
     PREEMPTIONS,
     GROWN,  # blocks that the front took during the stretch being walked
-) = (np.int64(PARAMS + k) for k in range(30))
-RANK_FIELDS = PARAMS + 30
+) = (np.int64(PARAMS + k) for k in range(31))
+RANK_FIELDS = PARAMS + 31
 
 # --- state of a worker: int64 [workers, WORKER_STATE], float64 [workers, WORKER_TIME] ------------
 PENDING, PENDING_PASSES, STEP, PASSES, TERMINALS, FRUITLESS = (np.int64(k) for k in range(6))

@@ -1,4 +1,4 @@
-"""One scheduler pass of one vLLM rank, and its decode front.
+"""One scheduler pass of one vLLM or TensorRT-LLM rank, and its decode front.
 
 A pass has four steps: schedule (running requests first, then admissions), sum up the work, price it,
 apply it. `schedule` and `price` run at the start of a pass, `apply` at its end.
@@ -9,6 +9,10 @@ implicitly: tokens = GENERATED + tick, blocks from COMPUTED and the tick; the gr
 block_size` is the number of members that need a block in a pass. A pass over the front costs O(1). When memory does not
 suffice, or the budget leaves some of them out, the front is dissolved and the pass is scheduled
 request by request. (Reference: vLLM backend, sections 2, 3 and 6.)
+
+TensorRT-LLM runs the same pass under two more rules: admission reserves blocks for the whole output
+(RESERVES_OUTPUT), so that nobody is ever preempted, and a fully cached prompt keeps its whole hit
+(KEEPS_WHOLE_HIT). Its output clamp is part of LIMIT. (Reference: TensorRT-LLM policy, section B1.)
 """
 
 from __future__ import annotations
@@ -52,6 +56,7 @@ from vecsim.kernels.layout import (
     GROWTH_OFFSET,
     IDLE,
     ISL,
+    KEEPS_WHOLE_HIT,
     KV_CAPACITY_EXHAUSTED,
     LAST_TOKEN,
     LIMIT,
@@ -84,6 +89,8 @@ from vecsim.kernels.layout import (
     REASON,
     REJECTED,
     REJECTED_HEAD,
+    RESERVED,
+    RESERVES_OUTPUT,
     RETIRED,
     REUSED,
     RUN_OFFSET,
@@ -239,6 +246,26 @@ def preempt(requests, pools, s, lists):
 
 
 @inner
+def grow_running(requests, pools, s, count):
+    """Take blocks for running requests, out of what their admission reserved."""
+    take_blocks(requests, pools, s, count)
+    if s[RESERVES_OUTPUT] != 0:
+        s[RESERVED] -= count
+
+
+@inner
+def footprint(requests, s, q):
+    """Blocks that a request must be able to own for its admission."""
+    state = requests.state
+    tokens = np.int64(state[ISL, q])
+    if s[RESERVES_OUTPUT] != 0:
+        tokens += state[LIMIT, q]
+    else:
+        tokens += state[GENERATED, q]
+    return blocks_of(tokens, s[BLOCK_SIZE])
+
+
+@inner
 def tokens_to_schedule(requests, s, q):
     """Tokens that an explicit running request computes in this pass, or NONE when it is blocked."""
     computed = np.int64(requests.state[COMPUTED, q])
@@ -281,7 +308,7 @@ def schedule_explicit(requests, pools, s, lists, first, defer):
             victim = preempt(requests, pools, s, lists)
         if victim == q:
             continue
-        take_blocks(requests, pools, s, need)
+        grow_running(requests, pools, s, need)
         compute(requests, pools, s, q, tokens)
         # The reference does not correct its position when a victim stood before it.
         i += 1
@@ -311,7 +338,8 @@ def fits_without_preemption(requests, s, lists, defer):
 def schedule_running(requests, pools, s, lists, now, defer):
     """Phase 1 of a pass: one token for each decode, the next chunk of unfinished prompts."""
     if fits_without_preemption(requests, s, lists, defer):
-        take_blocks(requests, pools, s, np.int64(lists[s[GROWTH_OFFSET] + s[TICK] % s[BLOCK_SIZE]]))
+        growth = np.int64(lists[s[GROWTH_OFFSET] + s[TICK] % s[BLOCK_SIZE]])
+        grow_running(requests, pools, s, growth)
         s[BUDGET] -= s[FRONT]
     else:
         dissolve_front(requests, pools, s, lists, now)
@@ -324,18 +352,17 @@ def rejection(requests, s, q):
     """Reason to reject the queue head, or 0. A preempted request is never rejected."""
     if requests.state[FRESH, q] == 0:
         return np.int64(0)
-    prompt = np.int64(requests.state[ISL, q])
-    if prompt >= s[MAX_MODEL_LEN]:
+    if requests.state[ISL, q] >= s[MAX_MODEL_LEN]:
         return PROMPT_EXCEEDS_MAX_MODEL_LEN
-    if blocks_of(prompt, s[BLOCK_SIZE]) > s[NUM_BLOCKS]:
+    if footprint(requests, s, q) > s[NUM_BLOCKS]:
         return PROMPT_EXCEEDS_KV_CAPACITY
     return np.int64(0)
 
 
 @inner
 def reusable_blocks(requests, pools, s, q, known):
-    """(hits, active) of a request with `known` tokens: one token at least is always computed."""
-    if requests.state[LIMIT, q] > 0:
+    """(hits, active) of a request with `known` tokens. vLLM always computes one token at least."""
+    if requests.state[LIMIT, q] > 0 and s[KEEPS_WHOLE_HIT] == 0:
         most = max(known - 1, np.int64(0)) // s[BLOCK_SIZE]
     else:
         most = known // s[BLOCK_SIZE]
@@ -343,9 +370,9 @@ def reusable_blocks(requests, pools, s, q, known):
 
 
 @inner
-def gate_is_shut(s, known, active):
-    """Whether the whole known length, less what others hold already, exceeds the unheld blocks."""
-    return blocks_of(known, s[BLOCK_SIZE]) - active > s[FREE] + s[IDLE]
+def gate_is_shut(requests, s, q, active):
+    """Whether the footprint, less what others hold already, exceeds the blocks nobody counts on."""
+    return footprint(requests, s, q) - active > s[FREE] + s[IDLE] - s[RESERVED]
 
 
 @inner
@@ -419,7 +446,7 @@ def admit_waiting(requests, pools, scratch, w, s, lists, now, defer):
         hits, active = reusable_blocks(requests, pools, s, q, known)
         cached = hits * s[BLOCK_SIZE]
         tokens = NONE
-        if not gate_is_shut(s, known, active) and not (defer and known - cached > 1):
+        if not gate_is_shut(requests, s, q, active) and not (defer and known - cached > 1):
             tokens = tokens_to_admit(requests, s, q, known, cached)
         if tokens < 0:
             if s[RUNNING] > 0 or s[REJECTED_HEAD] >= 0:
@@ -433,6 +460,8 @@ def admit_waiting(requests, pools, scratch, w, s, lists, now, defer):
         s[RUNNING] += 1
         log_admission(requests, scratch, q, now, cached)
         state[COMPUTED, q] = cached
+        if s[RESERVES_OUTPUT] != 0:
+            s[RESERVED] += footprint(requests, s, q) - blocks_of(cached + tokens, s[BLOCK_SIZE])
         no_budget = s[BUDGET] == 0
         compute(requests, pools, s, q, tokens)
         if no_budget:
@@ -453,10 +482,10 @@ def is_deferring(requests, s, lists, step):
         return False
     if s[FRONT] > 0:
         return True
+    built_ones = np.int64(0)
     for i in range(s[RUNNING]):
-        if built(requests, np.int64(lists[s[RUN_OFFSET] + i])):
-            return True
-    return False
+        built_ones += np.int64(built(requests, np.int64(lists[s[RUN_OFFSET] + i])))
+    return built_ones > 0
 
 
 @inner
@@ -529,7 +558,10 @@ def mark_second_tokens(requests, s, lists, end):
 @inner
 def finish(requests, pools, w, s, q, end):
     """Complete an explicit request and release its blocks."""
-    release(requests, pools, s, q, np.int64(requests.state[COMPUTED, q]))
+    computed = np.int64(requests.state[COMPUTED, q])
+    if s[RESERVES_OUTPUT] != 0:
+        s[RESERVED] -= footprint(requests, s, q) - blocks_of(computed, s[BLOCK_SIZE])
+    release(requests, pools, s, q, computed)
     requests.state[STATUS, q] = COMPLETED
     requests.time[TERMINAL, q] = end
     w[TERMINALS] += 1

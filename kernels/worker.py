@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from vecsim.kernels.blockpool import take_blocks
 from vecsim.kernels.jit import inner
 from vecsim.kernels.layout import (
     ARRIVAL,
@@ -76,6 +75,7 @@ from vecsim.kernels.vllm import (
     apply,
     finish_front,
     gate_is_shut,
+    grow_running,
     has_work,
     is_deferring,
     mark_second_tokens,
@@ -104,7 +104,7 @@ def head_keeps_waiting(requests, pools, s, q):
         return False
     known = np.int64(requests.state[ISL, q]) + requests.state[GENERATED, q]
     hits, active = reusable_blocks(requests, pools, s, q, known)
-    if gate_is_shut(s, known, active):
+    if gate_is_shut(requests, s, q, active):
         return True
     s[BUDGET] = s[TOKEN_BUDGET] - s[FRONT]
     return tokens_to_admit(requests, s, q, known, hits * s[BLOCK_SIZE]) < 0
@@ -395,7 +395,7 @@ def close_stretch(ranks, workers, requests, pools, worker, dp_size, passes):
         s = ranks.fields[r]
         if s[PARTICIPATES] == 0:
             continue
-        take_blocks(requests, pools, s, s[GROWN])
+        grow_running(requests, pools, s, s[GROWN])
         interval = s[PREFILL_SCHEDULE_INTERVAL]
         to_next_admission = (interval - w[STEP] % interval) % interval
         if s[CAPACITY_BOUND] != 0 or to_next_admission < passes:

@@ -77,12 +77,12 @@ def lower(
         by_rank = np.argsort(placed, kind="stable")
         placed = placed[by_rank]
         order = by_rank if order is None else order[by_rank]
-    limit, longest = _output_limits(workload, role.rank)
+    limit, reason, longest = _output_limits(workload, role.rank)
     params, factors = _params(role, longest, eviction, timing)
     paths = _paths(workload, role.rank, longest, order, workers * role.dp_size)
     params[layout.BLOCKS_PER_NODE] = paths.blocks_per_node[0]
     ranks = _ranks(workers * role.dp_size, params, factors)
-    requests = _requests(workload, limit, paths, order, counted)
+    requests = _requests(workload, limit, reason, paths, order, counted)
     requests.state[layout.RANK] = placed
     if not released_by_completions:
         requests.time[layout.ARRIVAL] = _in_order(arrival_ms, order)
@@ -120,19 +120,29 @@ def _in_order(column: np.ndarray, order: np.ndarray | None) -> np.ndarray:
     return column if order is None else column[order]
 
 
-def _output_limits(workload: Workload, rank: RankConfig) -> tuple[np.ndarray, int]:
-    """(tokens that each request may produce: int64 [n], tokens of the longest sequence)."""
+def _output_limits(workload: Workload, rank: RankConfig) -> tuple[np.ndarray, np.ndarray, int]:
+    """(tokens that each request may produce: int64 [n], why fewer than asked for: uint8 [n] reason
+    codes, tokens of the longest sequence)."""
     prompt = workload.input_length.astype(np.int64)
     limit = workload.output_length.astype(np.int64)
+    reason = np.full(len(limit), layout.NO_REASON, np.uint8)
     if rank.max_model_len is not None:
-        limit = np.clip(rank.max_model_len - prompt, 0, limit)
+        room = np.maximum(rank.max_model_len - prompt, 0)
+        reason[room < limit] = layout.LENGTH
+        limit = np.minimum(limit, room)
+    if rank.backend == "trtllm":
+        # The output of a prompt that fits is clamped to the pool (reference: TensorRT-LLM, B1).
+        room = min(rank.num_gpu_blocks * rank.block_tokens, int(layout.UNLIMITED)) - prompt
+        clamped = (room > 0) & (room < limit)
+        reason[clamped] = layout.KV_CAPACITY_EXHAUSTED
+        limit = np.where(clamped, room, limit)
     longest = int((prompt + limit).max()) if len(prompt) else 0
     if longest > _LONGEST_SEQUENCE:
         row = int((prompt + limit).argmax())
         raise InputError(
             f"requests[{row}]", longest, f"at most {_LONGEST_SEQUENCE} tokens, prompt and output"
         )
-    return limit, longest
+    return limit, reason, longest
 
 
 def _params(
@@ -157,6 +167,8 @@ def _params(
     # An undone fifo victim leaves a duplicate of its own last block, and Belady weighs each block.
     single = belady or rank.preemption_mode == "fifo"
     p[layout.SINGLE_COPIES] = single and rank.enable_prefix_caching
+    trtllm = rank.backend == "trtllm"
+    p[layout.RESERVES_OUTPUT] = p[layout.KEEPS_WHOLE_HIT] = trtllm
     p[layout.PREFILL_SCHEDULE_INTERVAL] = min(rank.prefill_schedule_interval, unlimited)
 
     f = np.zeros(layout.FACTORS)
@@ -236,6 +248,7 @@ def _paths(
 def _requests(
     workload: Workload,
     limit: np.ndarray,
+    reason: np.ndarray,
     paths: sharing.Paths,
     order: np.ndarray | None,
     counted: np.ndarray | None,
@@ -244,11 +257,7 @@ def _requests(
     state = np.zeros((layout.REQUEST_STATE, n), np.int32)
     state[layout.ISL] = _in_order(workload.input_length, order)
     state[layout.LIMIT] = _in_order(limit, order)
-    state[layout.REASON] = np.where(
-        state[layout.LIMIT] < _in_order(workload.output_length, order),
-        layout.LENGTH,
-        layout.NO_REASON,
-    )
+    state[layout.REASON] = _in_order(reason, order)
     state[layout.COUNTED] = 1 if counted is None else _in_order(counted, order)
     state[layout.FRESH] = 1
     state[layout.PATH] = paths.spans[0]

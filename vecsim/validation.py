@@ -438,7 +438,7 @@ _BUILT_PAYLOAD: dict[str, tuple[Any, ...]] = {
     "traffic.trace_paths": (None,),
 }
 _BUILT_RANK: dict[str, tuple[Any, ...]] = {
-    "backend": ("vllm",),
+    "backend": ("vllm", "trtllm"),
     "timing_model": (PolynomialTiming, FixedTiming),
     "aic_nextn": (None,),
     "native_host_offload": (None,),
