@@ -1,10 +1,10 @@
 """The clock of an aggregated pool, and the entry points that Python calls.
 
-Two ways to run it. *Independent*: with open-loop arrivals and round-robin or pinned placement workers
-do not see each other, and each advances to the horizon on its own. *Coupled*: where one worker's
-completion decides another's arrival (closed loop), or all share one forecast (Belady), the workers
-keep a tournament tree of their next ends, and the instants are settled one after another in the
-reference's order: completions, arrivals, drives (reference: runtimes, section 2.2).
+Two ways to run it. *Independent*: with open-loop arrivals and round-robin or pinned placement
+workers do not see each other, and each advances to the horizon on its own. *Coupled*: where one
+worker's completion decides another's arrival (closed loop), or all share one forecast (Belady), the
+workers keep a tournament tree of their next ends, and the instants are settled one after another in
+the reference's order: completions, arrivals, drives (reference: runtimes, section 2.2).
 """
 
 from __future__ import annotations

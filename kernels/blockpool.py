@@ -158,7 +158,7 @@ def next_use(requests, pools, row):
 
 @inner
 def belady_victim(requests, pools, s):
-    """Idle copy to evict: duplicates first, then the farthest next use, then the earliest release."""
+    """Idle copy to evict: a duplicate, else the farthest next use, else the earliest release."""
     victim = s[IDLE_HEAD]
     victim_use = NONE
     node = victim
@@ -176,7 +176,7 @@ def belady_victim(requests, pools, s):
 
 @inner
 def evict(requests, pools, s, count):
-    """Evict `count` idle blocks, one by one from the head of the idle list (or by Belady's rule)."""
+    """Evict `count` idle blocks from the head of the idle list, or by Belady's rule."""
     first_run = s[FIRST_RUN]
     run_cached = requests.state[RUN_CACHED]
     s[IDLE] -= count
@@ -207,7 +207,8 @@ def take_blocks(requests, pools, s, count):
 
 @inner
 def find_prefix(requests, pools, s, q, most):
-    """(hits, active): leading blocks of `q`, at most `most`, that are cached; referenced ones among them."""
+    """(hits, active): leading blocks of `q`, at most `most`, that are cached; referenced ones
+    among them."""
     hits = np.int64(0)
     active = np.int64(0)
     if s[PREFIX_CACHING] == 0:

@@ -1,9 +1,9 @@
 """The two decorators of all kernels, and their on-disk cache.
 
-`entry` marks a function that Python calls; `inner` one that only kernels call. Inner functions carry
-no wrappers (calling one from Python crashes the interpreter; tests wrap them in an `entry`), which
-halves compile time. Reference counting is off: a kernel allocates nothing, its scratch comes from
-outside.
+`entry` marks a function that Python calls; `inner` one that only kernels call. Inner functions
+carry no wrappers (calling one from Python crashes the interpreter; tests wrap them in an `entry`),
+which halves compile time. Reference counting is off: a kernel allocates nothing, its scratch comes
+from outside.
 
 Left alone, Numba optimises every inner function to machine code that nobody calls, and once more in
 each caller that it is linked into. Here inner functions stay as they were lowered; the entry point
@@ -124,7 +124,7 @@ _on_compile: list[Callable[[str], None]] = []
 
 
 def on_compile(callback: Callable[[str], None]) -> None:
-    """Call `callback(name)` just before an entry point is compiled, that is, not found in the cache."""
+    """Call `callback(name)` just before an entry point that the cache lacks is compiled."""
     _on_compile.append(callback)
 
 

@@ -57,7 +57,7 @@ REASON_SENTENCES = (
     "prefill and decode waited for each other with no event left",
 )
 
-# --- factors of a rank: float64 [ranks, FACTORS] ---------------------------------------------------
+# --- factors of a rank: float64 [ranks, FACTORS] --------------------------------------------------
 PREFILL_RATIO, DECODE_RATIO, FIXED_PREFILL_MS, FIXED_DECODE_MS = (np.int64(k) for k in range(4))
 FACTORS = 4
 
@@ -94,7 +94,7 @@ NONE = np.int64(-1)
     DECODE_FUNCTION,
     FIRST_RUN,  # node of request 0 in the idle list: one past the last copy of all ranks
     RUN_OFFSET,  # the rank's running requests, in admission order: lists[RUN_OFFSET:]
-    GROWTH_OFFSET,  # front members that need a block at tick t: lists[GROWTH_OFFSET + t % BLOCK_SIZE]
+    GROWTH_OFFSET,  # members that need a block at tick t: lists[GROWTH_OFFSET + t % BLOCK_SIZE]
 ) = (np.int64(k) for k in range(22))
 PARAMS = 22
 
@@ -194,8 +194,8 @@ ARRIVAL, FIRST_ADMIT, FIRST_TOKEN, SECOND_TOKEN, LAST_TOKEN, TERMINAL = (
 )
 REQUEST_TIME = 6
 
-# --- nodes of the idle lists: int32 [NODE_FIELDS, copies + n]; copies of blocks first, then one node
-# per request for its idle run; only copies have the last five fields ------------------------------
+# --- nodes of the idle lists: int32 [NODE_FIELDS, copies + n] -------------------------------------
+# Copies of blocks first, then one node per request for its idle run; only copies have the last five.
 PREVIOUS, FOLLOWING, ROW, REFERENCES, NEWER, OLDER, OWN_BEFORE = (np.int64(k) for k in range(7))
 NODE_FIELDS = 7
 

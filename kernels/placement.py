@@ -1,5 +1,8 @@
-"""Who gets the next request. Round robin needs nothing but the order of arrival, so it is decided once,
-before the clock starts (reference: runtimes, section 5.1)."""
+"""Who gets the next request.
+
+Round robin needs nothing but the order of arrival, so it is decided once, before the clock starts
+(reference: runtimes, section 5.1).
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Which blocks another request of the same rank can match: only those need identities in the index.
 
-A prompt is a path through the workload's prefix tree. A node that two paths of one rank pass through
-is shareable as far as the second longest of them covers it; behind the first block that is not,
-nothing is. Shareable nodes get consecutive index rows, one range per (rank, node).
+A prompt is a path through the workload's prefix tree. A node that two paths of one rank pass
+through is shareable as far as the second longest of them covers it; behind the first block that is
+not, nothing is. Shareable nodes get consecutive index rows, one range per (rank, node).
 """
 
 from __future__ import annotations

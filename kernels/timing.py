@@ -132,7 +132,7 @@ def polynomial_decode_ms(context_sum, capacity):
 
 @inner
 def prefill_ms(s, f, batch, isl_sum, prefix_sum):
-    """Duration of the prefill part of a pass over `batch` requests; means are floored separately."""
+    """Duration (ms) of the prefill part of a pass; the two means are floored separately."""
     mean_isl = isl_sum // batch
     mean_prefix = prefix_sum // batch
     new_tokens = max(mean_isl - mean_prefix, np.int64(0))
@@ -150,7 +150,7 @@ def prefill_ms(s, f, batch, isl_sum, prefix_sum):
 
 @inner
 def decode_ms(s, f, batch, context_sum):
-    """Duration of the decode part of a pass: `batch` requests, context_sum tokens before the pass."""
+    """Duration (ms) of the decode part of a pass; context_sum in tokens, before the pass."""
     if s[DECODE_MODEL] == MODEL_FIXED:
         raw = f[FIXED_DECODE_MS]
     elif s[DECODE_MODEL] == MODEL_CUSTOM:

@@ -1,14 +1,15 @@
 """One scheduler pass of one vLLM or TensorRT-LLM rank, and its decode front.
 
-A pass has four steps: schedule (running requests first, then admissions), sum up the work, price it,
-apply it. `schedule` and `price` run at the start of a pass, `apply` at its end.
+A pass has four steps: schedule (running requests first, then admissions), sum up the work, price
+it, apply it. `schedule` and `price` run at the start of a pass, `apply` at its end.
 
 The *front* is the leading part of the running list whose members all emitted a token at the last
 pass end and have more to produce. They advance in step, one token a pass, so they are kept
-implicitly: tokens = GENERATED + tick, blocks from COMPUTED and the tick; the growth counter of `tick %
-block_size` is the number of members that need a block in a pass. A pass over the front costs O(1). When memory does not
-suffice, or the budget leaves some of them out, the front is dissolved and the pass is scheduled
-request by request. (Reference: vLLM backend, sections 2, 3 and 6.)
+implicitly: tokens = GENERATED + tick, blocks from COMPUTED and the tick; the growth counter of
+`tick % block_size` is the number of members that need a block in a pass. A pass over the front
+costs O(1). When memory does not suffice, or the budget leaves some of them out, the front is
+dissolved and the pass is scheduled request by request. (Reference: vLLM backend, sections 2, 3 and
+6.)
 
 TensorRT-LLM runs the same pass under two more rules: admission reserves blocks for the whole output
 (RESERVES_OUTPUT), so that nobody is ever preempted, and a fully cached prompt keeps its whole hit
@@ -627,7 +628,7 @@ def finish_front(requests, pools, w, s, lists, end):
 
 @inner
 def emit_explicit(requests, pools, times, scratch, w, s, lists, end):
-    """Tokens of the explicit requests, in running order; who has more to produce joins the front."""
+    """Tokens of the explicit requests, in order; who has more to produce joins the front."""
     state = requests.state
     start = s[RUN_OFFSET]
     kept = s[FRONT]

@@ -1,10 +1,10 @@
 """One logical worker: its attention-DP ranks, the group barrier, fused stretches, advance.
 
 All ranks with work start a pass together and end together, at the latest rank's end (reference:
-runtimes, section 4). When every one of them is *steady* (its running requests all decode in step, and
-nobody can be admitted), the following passes differ only in their durations: they are walked as one
-*stretch*, whose clock is that of pass-by-pass stepping, addition for addition, and whose effects on
-blocks and requests are settled once, at its end.
+runtimes, section 4). When every one of them is *steady* (its running requests all decode in step,
+and nobody can be admitted), the following passes differ only in their durations: they are walked as
+one *stretch*, whose clock is that of pass-by-pass stepping, addition for addition, and whose
+effects on blocks and requests are settled once, at its end.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ from vecsim.kernels.vllm import (
 )
 
 FRUITLESS_LIMIT = np.int64(1 << 20)
-"""Passes in a row that preempt or do nothing, without a token or an end: the progress guard trips."""
+"""The progress guard trips after so many passes that only preempt: no token, no end."""
 
 LAST_TICK = np.int64(NEVER - (1 << 24))
 """Ticks are kept in 32 bits."""

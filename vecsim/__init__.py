@@ -1,4 +1,4 @@
-"""Vectorized simulator of LLM-serving fleets: replays traces on arrays, in virtual time, with no GPU."""
+"""Vectorized simulator of LLM-serving fleets: traces on arrays, in virtual time, with no GPU."""
 
 from __future__ import annotations
 

@@ -309,7 +309,7 @@ def _pools(
 
 
 def _forecast(prompt_blocks: np.ndarray, paths: sharing.Paths) -> tuple[np.ndarray, np.ndarray]:
-    """(forecast, users) of `Pools`: for the content of every prompt block its requests, ascending."""
+    """(forecast, users) of `Pools`: the requests of every prompt block's content, ascending."""
     per_node = int(paths.blocks_per_node[0])
     blocks = np.minimum(paths.covered, prompt_blocks)
     user = np.repeat(np.arange(len(blocks)), blocks)

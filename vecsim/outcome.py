@@ -19,8 +19,8 @@ class GapDistribution:
         rate_mean, rate_m2: the same of 1000 / gap (tokens/s) over the positive gaps.
         positive_minimum: smallest positive gap (ms); NaN without one.
         bins: int64 [m], number of positive gaps in each non-empty bin, ascending by gap.
-        midpoints: float64 [m], representative gap (ms) of each of these bins, within 0.01 % of every
-            gap counted there.
+        midpoints: float64 [m], representative gap (ms) of each of these bins, within 0.01 %
+            of every gap counted there.
     """
 
     count: int
@@ -46,8 +46,8 @@ class PoolOutcome:
         dp_size: attention-DP ranks per worker.
         gpus_per_worker: modelled GPUs of one worker.
         busy_ms: float64 [workers], time with a pass in flight.
-        kv_block_ms: float64 [workers], integral of referenced KV blocks over time (blocks x ms), all
-            ranks of the worker together.
+        kv_block_ms: float64 [workers], integral of referenced KV blocks over time (blocks x ms),
+            all ranks of the worker together.
         total_blocks: KV blocks of one rank.
         passes: int64 [workers], passes completed.
         preemptions: int64 [workers * dp_size], preemptions per rank.
@@ -81,8 +81,8 @@ class Outcome:
         admissions: int32 [n], number of admissions.
         status, reason: uint8 [n], codes of `vecsim.kernels.layout`.
         rank: int32 [n], scheduler id (worker * dp_size + dp rank); -1 if never placed.
-        readmission_request: int32 [k], readmission_at_ms: float64 [k], readmission_reused: int32 [k]:
-            admissions after a preemption, by time within each request.
+        readmission_request: int32 [k], readmission_at_ms: float64 [k], readmission_reused:
+            int32 [k], admissions after a preemption, by time within each request.
         end_ms: virtual time of the last processed event.
         committed_prefill_tokens: prompt tokens computed by finished prefill passes (spec: report,
             section 6).

@@ -36,7 +36,7 @@ def replay(
     """Replay a workload against a fleet, in virtual time.
 
     Args:
-        source: the descriptor: a dict, the path of a YAML or JSON file, a `ReplaySpec` or a `Payload`.
+        source: the descriptor: a dict, the path of a YAML or JSON file, `ReplaySpec` or `Payload`.
         workload: requests; replaces those of the descriptor.
         timing, prefill_timing, decode_timing: custom pass prices, for all roles or for one stage.
         threads: worker threads; None = one a core. Results do not depend on it.

@@ -1,4 +1,4 @@
-"""Running the kernels over lowered state: threads, pauses, growing logs, and reading the columns out."""
+"""Running the kernels over lowered state: threads, pauses, growing logs, columns read out."""
 
 from __future__ import annotations
 
@@ -312,7 +312,7 @@ def _gaps(state: State, lanes: list[_Lane]) -> GapDistribution:
 def _pooled(
     count: np.ndarray, shift: np.ndarray, total: np.ndarray, squares: np.ndarray
 ) -> tuple[float, float]:
-    """(mean, sum of squared deviations) of groups given by their sums of deviations from a shift."""
+    """(mean, sum of squared deviations) of groups given by sums of deviations from a shift."""
     some = count > 0
     if not some.any():
         return float("nan"), 0.0

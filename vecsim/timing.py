@@ -1,4 +1,4 @@
-"""Timing models given as functions: compiled once, called from the kernels through their address."""
+"""Timing models given as functions: compiled once, called by the kernels at their address."""
 
 from __future__ import annotations
 
@@ -24,9 +24,11 @@ class CompiledTiming:
     built-in models. NaN, a negative price, or one above 2**64 s ends the run with an error.
 
     Attributes:
-        prefill: `(batch_size, mean_isl, mean_prefix)` of the requests with prompt tokens in the pass,
+        prefill: `(batch_size, mean_isl, mean_prefix)` of the requests with prompt tokens in the
+        pass,
             means floored (tokens). Not asked when mean_isl <= mean_prefix: such a pass is free.
-        decode: `(batch_size, context_sum, mean_context, capacity_tokens)`: decoding requests, the sum
+        decode: `(batch_size, context_sum, mean_context, capacity_tokens)`: decoding requests, the
+        sum
             and floored mean of their lengths (tokens), and the tokens that the rank's pool holds.
     """
 
