@@ -195,7 +195,7 @@ ARRIVAL, FIRST_ADMIT, FIRST_TOKEN, SECOND_TOKEN, LAST_TOKEN, TERMINAL = (
 REQUEST_TIME = 6
 
 # --- nodes of the idle lists: int32 [NODE_FIELDS, copies + n] -------------------------------------
-# Copies of blocks first, then one node per request for its idle run; only copies have the last five.
+# Copies of blocks first, then one node per request for its idle run; only copies use ROW and on.
 PREVIOUS, FOLLOWING, ROW, REFERENCES, NEWER, OLDER, OWN_BEFORE = (np.int64(k) for k in range(7))
 NODE_FIELDS = 7
 

@@ -1,5 +1,7 @@
 """Every stored case whose features are built comes out as the reference had it."""
 
+from collections import Counter
+
 import pytest
 
 from tests.conformance.support import TRACES, all_cases, differences, name, unbuilt
@@ -16,14 +18,16 @@ def test_equals_the_reference(case, tmp_path):
 
 
 def test_every_file_takes_part():
-    assert {c["file"] for c in CASES} == {
-        "config",
-        "mooncake",
-        "report",
-        "runtime",
-        "timing",
-        "traffic",
-        "trtllm",
-        "vllm",
+    """Counts of the first release; they grow with what is built."""
+    counts = Counter(c["file"] for c in CASES)
+    least = {
+        "config": 74,
+        "mooncake": 3,
+        "report": 7,
+        "runtime": 20,
+        "timing": 67,
+        "traffic": 30,
+        "trtllm": 2,
+        "vllm": 51,
     }
-    assert len(CASES) == 257
+    assert {f: n for f, n in least.items() if counts[f] < n} == {}

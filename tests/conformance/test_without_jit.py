@@ -17,4 +17,6 @@ def test_small_cases_agree():
         check=False,
     )
     assert run.returncode == 0, run.stderr
-    assert run.stdout.splitlines() == ["208 cases"]
+    *differing, count = run.stdout.splitlines()
+    assert differing == []
+    assert int(count.split()[0]) >= 200
