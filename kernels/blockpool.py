@@ -48,6 +48,7 @@ from vecsim.kernels.layout import (
     ROW,
     RUN_CACHED,
     SHARED,
+    UNLIMITED,
 )
 
 
@@ -58,15 +59,17 @@ def blocks_of(tokens, block_size):
 
 
 @inner
-def row_of(requests, s, q, block):
-    """Index row of a request's block."""
+def row_run(requests, s, q, block):
+    """(row, count): index row of a request's block, and how many blocks from it on have
+    consecutive rows."""
     state = requests.state
     own = block - state[OWN_FROM, q]
     if own >= 0:
-        return state[OWN_ROWS, q] + own
+        return state[OWN_ROWS, q] + own, UNLIMITED
     per_node = s[BLOCKS_PER_NODE]
+    inside = block % per_node
     first = np.int64(requests.path_rows[state[PATH, q] + block // per_node])
-    return first + block % per_node
+    return first + inside, min(per_node - inside, -own)
 
 
 @inner
@@ -216,11 +219,14 @@ def find_prefix(requests, pools, s, q, most):
     shared = np.int64(requests.state[SHARED, q])
     last = min(most, shared)
     while hits < last:
-        copy = pools.index[PRIMARY, row_of(requests, s, q, hits)]
-        if copy < 0:
-            return hits, active
-        active += np.int64(pools.nodes[REFERENCES, copy] > 0)
-        hits += 1
+        row, count = row_run(requests, s, q, hits)
+        for _ in range(min(count, last - hits)):
+            copy = pools.index[PRIMARY, row]
+            if copy < 0:
+                return hits, active
+            active += np.int64(pools.nodes[REFERENCES, copy] > 0)
+            hits += 1
+            row += 1
     if hits == shared:
         hits += min(most - hits, np.int64(requests.state[RUN_CACHED, q]))
     return hits, active
@@ -230,12 +236,17 @@ def find_prefix(requests, pools, s, q, most):
 def reference_prefix(requests, pools, s, q, hits):
     """Reference the `hits` leading blocks that `find_prefix` reported."""
     shared = min(hits, np.int64(requests.state[SHARED, q]))
-    for block in range(shared):
-        copy = np.int64(pools.index[PRIMARY, row_of(requests, s, q, np.int64(block))])
-        if pools.nodes[REFERENCES, copy] == 0:
-            unlink_idle(pools, s, copy)
-            s[IDLE] -= 1
-        pools.nodes[REFERENCES, copy] += 1
+    block = np.int64(0)
+    while block < shared:
+        row, count = row_run(requests, s, q, block)
+        for _ in range(min(count, shared - block)):
+            copy = np.int64(pools.index[PRIMARY, row])
+            if pools.nodes[REFERENCES, copy] == 0:
+                unlink_idle(pools, s, copy)
+                s[IDLE] -= 1
+            pools.nodes[REFERENCES, copy] += 1
+            block += 1
+            row += 1
     run = hits - shared
     if run > 0:
         requests.state[RUN_CACHED, q] -= run
@@ -251,10 +262,16 @@ def publish(requests, pools, s, q, first, end):
     """Make the just computed full blocks first..end-1 findable."""
     if s[PREFIX_CACHING] == 0:
         return
-    for block in range(first, min(end, np.int64(requests.state[SHARED, q]))):
-        copy = new_copy(pools, s, row_of(requests, s, q, np.int64(block)))
-        pools.nodes[OWN_BEFORE, copy] = requests.state[OWN_TAIL, q]
-        requests.state[OWN_TAIL, q] = copy
+    end = min(end, np.int64(requests.state[SHARED, q]))
+    block = first
+    while block < end:
+        row, count = row_run(requests, s, q, block)
+        for _ in range(min(count, end - block)):
+            copy = new_copy(pools, s, row)
+            pools.nodes[OWN_BEFORE, copy] = requests.state[OWN_TAIL, q]
+            requests.state[OWN_TAIL, q] = copy
+            block += 1
+            row += 1
 
 
 @inner
@@ -285,7 +302,7 @@ def release(requests, pools, s, q, computed):
         release_copy(pools, s, copy)
         copy = np.int64(pools.nodes[OWN_BEFORE, copy])
     for back in range(hits):
-        row = row_of(requests, s, q, hits - 1 - np.int64(back))
+        row, _ = row_run(requests, s, q, hits - 1 - np.int64(back))
         release_copy(pools, s, np.int64(pools.index[PRIMARY, row]))
     requests.state[OWN_TAIL, q] = NONE
     requests.state[HITS, q] = 0

@@ -35,7 +35,7 @@ class Paths(NamedTuple):
     nodes: np.ndarray  # int32
     covered: np.ndarray  # int32 [n]: full blocks of each path
     blocks_per_node: np.ndarray  # int64 [1]
-    marks: np.ndarray  # int32 [nodes, 4], filled with NONE: SEEN_BY, LONGEST, SECOND, FIRST_ROW
+    marks: np.ndarray  # int32 [nodes, 4], zeros: SEEN_BY, LONGEST, SECOND, FIRST_ROW
     order: np.ndarray  # int64 [n]: requests grouped by rank
     starts: np.ndarray  # int64 [ranks + 1]: first entry of each rank
 
@@ -68,8 +68,8 @@ def cover_nodes(paths, r, q):
         node = paths.nodes[entry]
         covers = min(left, per_node)
         left -= covers
-        if marks[node, SEEN_BY] != r:
-            marks[node, SEEN_BY] = r
+        if marks[node, SEEN_BY] != r + 1:
+            marks[node, SEEN_BY] = r + 1
             marks[node, LONGEST] = covers
             marks[node, SECOND] = 0
             marks[node, FIRST_ROW] = NONE

@@ -239,7 +239,7 @@ def _paths(
         nodes=tree.nodes,
         covered=_in_order(covered, order).astype(np.int32),
         blocks_per_node=np.array([tree.tokens_per_node // rank.block_tokens], np.int64),
-        marks=np.full((tree.node_count, 4), -1, np.int32),
+        marks=np.zeros((tree.node_count, 4), np.int32),
         order=np.zeros(n, np.int64),
         starts=np.zeros(ranks + 1, np.int64),
     )

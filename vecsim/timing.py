@@ -25,9 +25,9 @@ class CompiledTiming:
 
     Attributes:
         prefill: `(batch_size, mean_isl, mean_prefix)` of the requests with prompt tokens in the
-            pass, means floored (tokens). Not asked when mean_isl <= mean_prefix: such a pass is free.
+            pass, means floored (tokens). Not asked when mean_isl <= mean_prefix: that is free.
         decode: `(batch_size, context_sum, mean_context, capacity_tokens)`: decoding requests, the
-            sum and floored mean of their lengths (tokens), and the tokens that the rank's pool holds.
+            sum and floored mean of their lengths (tokens), and the tokens that a pool holds.
     """
 
     prefill: Callable[[int, int, int], float]
