@@ -88,7 +88,9 @@ def unbuilt(case: Case) -> list[str]:
 def _is_built(feature: str) -> bool:
     field, value = FIELDS.get(feature, ("session", None))
     tables = {**_BUILT_SPEC, **_BUILT_PAYLOAD, **{f"rank.{k}": v for k, v in _BUILT_RANK.items()}}
-    return field != "session" and (field not in tables or value in tables[field])
+    if field == "session":
+        return False
+    return field not in tables or (value is not None and value in tables[field])
 
 
 def name(case: Case) -> str:

@@ -54,7 +54,8 @@ class Draw:
 
     def __init__(self, seed: int, features: tuple[str, ...], without: tuple[str, ...]) -> None:
         self.rng = random.Random(seed)
-        self.on = {f for f in FEATURES if self.rng.random() < CHANCE[f]} | set(features)
+        drawn = {f for f in FEATURES if self.rng.random() < CHANCE[f]}
+        self.on = (drawn | set(features)) - set(without)
         if "belady" in features:
             self.on -= {"dp", "closed_loop", "caching_off", "prefill_schedule_interval"}
         elif self.on & {"dp", "closed_loop", "caching_off"}:
