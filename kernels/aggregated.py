@@ -15,10 +15,10 @@ import numpy as np
 
 from vecsim.kernels.jit import entry, inner
 from vecsim.kernels.layout import (
-    ARRIVAL,
     BAD_PRICE,
     CLOCK,
     DONE,
+    ISL,
     LOG_FULL,
     MAX_NUM_SEQS,
     NO_PASS,
@@ -28,17 +28,20 @@ from vecsim.kernels.layout import (
     PENDING_PASSES,
     PREFILL_SCHEDULE_INTERVAL,
     RANK,
+    RELEASED,
     RUNNING,
     STRETCH,
     TERMINALS,
 )
-from vecsim.kernels.placement import enqueue, enqueue_all
+from vecsim.kernels.placement import enqueue, enqueue_all, tokenized_at
 from vecsim.kernels.sharing import analyse
 from vecsim.kernels.vllm import queue_head
 from vecsim.kernels.worker import (
     advance,
     close_pass,
     close_stretch,
+    earliest_arrival,
+    first_watched_arrival,
     log_has_room,
     open_pass,
     walk_stretch,
@@ -54,11 +57,12 @@ from vecsim.kernels.worker import (
     TAKEN,  # coupled: requests taken in so far
     ENDED,  # coupled: terminals so far
     AWAKE,  # coupled: workers to drive in this round
-) = (np.int64(k) for k in range(8))
-CLOCK_STATE = 8
+    ROUND,  # coupled: rounds of the present instant that are over
+) = (np.int64(k) for k in range(9))
+CLOCK_STATE = 9
 
-NOW, HORIZON = (np.int64(k) for k in range(2))
-CLOCK_TIME = 2
+NOW, HORIZON, TOKENIZE_MS, TOKENIZE_TOKEN_MS = (np.int64(k) for k in range(4))
+CLOCK_TIME = 4
 
 
 class Clock(NamedTuple):
@@ -68,6 +72,7 @@ class Clock(NamedTuple):
     time: np.ndarray  # float64 [CLOCK_TIME]
     tree: np.ndarray  # float64 [2 * leaves], leaves a power of two: next end of each worker
     awake: np.ndarray  # int64 [workers]: workers to drive, ascending
+    servers: np.ndarray  # float64 [workers, servers]: when each tokenizer is free
 
 
 @entry
@@ -167,20 +172,22 @@ def close_segment(ranks, workers, requests, pools, scratch, clock, worker):
 
 @inner
 def complete_due(ranks, workers, requests, pools, scratch, clock):
-    """Apply all passes that end now, by worker id."""
+    """Apply all passes that end now, by worker id; wake workers whose next request is here."""
     while clock.tree[1] == clock.time[NOW]:
         worker = first_to_end(clock)
         set_end(clock, worker, np.inf)
+        wake(clock, worker)
+        if workers.state[worker, PENDING] == NO_PASS:
+            continue
         code = close_segment(ranks, workers, requests, pools, scratch, clock, worker)
         if code != DONE:
             return code
-        wake(clock, worker)
     return DONE
 
 
 @inner
-def shorten_stretch(ranks, workers, requests, scratch, clock, worker):
-    """End the stretch in flight at the first pass end from now on."""
+def shorten_stretch(ranks, workers, requests, scratch, clock, worker, arrival):
+    """End the stretch in flight at the first pass end at which an arrival is seen."""
     c = clock.state
     w = workers.state[worker]
     w[PENDING_PASSES] = walk_stretch(
@@ -191,7 +198,7 @@ def shorten_stretch(ranks, workers, requests, scratch, clock, worker):
         worker,
         c[DP_SIZE],
         w[PENDING_PASSES],
-        clock.time[NOW],
+        arrival,
         np.inf,
         False,
     )
@@ -205,13 +212,28 @@ def take_in(ranks, workers, requests, scratch, clock, q):
     rank = np.int64(requests.state[RANK, q])
     worker = rank // c[DP_SIZE]
     s = ranks.fields[rank]
+    now = clock.time[NOW]
     has_slot = s[RUNNING] < s[MAX_NUM_SEQS] or s[PREFILL_SCHEDULE_INTERVAL] > 1
-    noticed = has_slot and queue_head(requests, s, clock.time[NOW]) < 0
-    enqueue(requests, s, q, clock.time[NOW])
+    noticed = has_slot and queue_head(requests, s, now) < 0
+    requests.time[RELEASED, q] = now
+    arrival = tokenized_at(
+        clock.servers[worker],
+        clock.time[TOKENIZE_MS],
+        clock.time[TOKENIZE_TOKEN_MS],
+        requests.state[ISL, q],
+        now,
+    )
+    enqueue(requests, s, q, arrival)
     if workers.state[worker, PENDING] == NO_PASS:
-        wake(clock, worker)
+        if arrival <= now:
+            wake(clock, worker)
+        else:
+            set_end(clock, worker, earliest_arrival(ranks, requests, worker, c[DP_SIZE]))
     elif workers.state[worker, PENDING] == STRETCH and noticed:
-        shorten_stretch(ranks, workers, requests, scratch, clock, worker)
+        if arrival <= now and c[ROUND] > 0:
+            # The worker was driven in an earlier round: a pass that starts now is under way.
+            arrival = np.nextafter(now, np.inf)
+        shorten_stretch(ranks, workers, requests, scratch, clock, worker, arrival)
 
 
 @inner
@@ -224,7 +246,7 @@ def take_in_due(ranks, workers, requests, scratch, clock):
         if c[MAX_IN_FLIGHT] > 0:
             if q - c[ENDED] >= c[MAX_IN_FLIGHT]:
                 return
-        elif requests.time[ARRIVAL, q] > clock.time[NOW]:
+        elif requests.time[RELEASED, q] > clock.time[NOW]:
             return
         take_in(ranks, workers, requests, scratch, clock, q)
         c[TAKEN] += 1
@@ -244,6 +266,7 @@ def drive(ranks, workers, requests, pools, scratch, clock, worker):
         if code != DONE:
             return code
         if w[PENDING] == NO_PASS:
+            set_end(clock, worker, earliest_arrival(ranks, requests, worker, c[DP_SIZE]))
             return DONE
         if w[PENDING] == STRETCH:
             w[PENDING_PASSES] = walk_stretch(
@@ -254,7 +277,7 @@ def drive(ranks, workers, requests, pools, scratch, clock, worker):
                 worker,
                 c[DP_SIZE],
                 w[PENDING_PASSES],
-                np.inf,
+                first_watched_arrival(ranks, workers, requests, worker, c[DP_SIZE]),
                 np.inf,
                 False,
             )
@@ -293,6 +316,7 @@ def settle_instant(ranks, workers, requests, pools, scratch, clock):
                 return code
             driven += 1
         c[AWAKE] = 0
+        c[ROUND] += 1
 
 
 @inner
@@ -333,11 +357,12 @@ def run_coupled(ranks, workers, requests, pools, scratch, clock):
             return code
         following = clock.tree[1]
         if c[MAX_IN_FLIGHT] == 0 and c[TAKEN] < n:
-            following = min(following, requests.time[ARRIVAL, c[TAKEN]])
+            following = min(following, requests.time[RELEASED, c[TAKEN]])
         if following == np.inf:
             return DONE
         if following > clock.time[HORIZON]:
             cut_at_horizon(ranks, workers, requests, pools, scratch, clock)
             return DONE
         clock.time[NOW] = following
+        c[ROUND] = 0
     return PAUSED

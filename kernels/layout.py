@@ -189,10 +189,12 @@ WORKER_TIME = 16
 ) = (np.int64(k) for k in range(26))
 REQUEST_STATE = 26
 
-ARRIVAL, FIRST_ADMIT, FIRST_TOKEN, SECOND_TOKEN, LAST_TOKEN, TERMINAL = (
-    np.int64(k) for k in range(6)
+RELEASED, ARRIVAL, FIRST_ADMIT, FIRST_TOKEN, SECOND_TOKEN, LAST_TOKEN, TERMINAL = (
+    np.int64(k) for k in range(7)
 )
-REQUEST_TIME = 6
+"""RELEASED is when a request comes to the pool, ARRIVAL when it joins its rank's waiting queue: the
+same, or the end of its tokenization."""
+REQUEST_TIME = 7
 
 # --- nodes of the idle lists: int32 [NODE_FIELDS, copies + n] -------------------------------------
 # Copies of blocks first, then one node per request for its idle run; only copies use ROW and on.

@@ -35,20 +35,64 @@ def place_round_robin(pins, rank_turns, dp_size, ranks):
 
 
 @inner
+def tokenized_at(servers, base_ms, per_token_ms, prompt, now):
+    """When a prompt that comes `now` leaves the tokenizers of its worker: first come, first served.
+
+    `servers` float64 [servers]: when each becomes free; none = no such stage.
+    """
+    if servers.shape[0] == 0:
+        return now
+    first = 0
+    for k in range(servers.shape[0]):
+        if servers[k] < servers[first]:
+            first = k
+    servers[first] = max(now, servers[first]) + (base_ms + per_token_ms * np.float64(prompt))
+    return servers[first]
+
+
+@entry
+def tokenize_all(servers, base_ms, per_token_ms, dp_size, ranks, prompts, released, arrivals):
+    """Send all requests, in order of release, through the tokenizers of their workers.
+
+    Args:
+        servers: float64 [workers, servers], zeros.
+        base_ms, per_token_ms: service time of a request and of each of its prompt tokens.
+        dp_size: ranks per worker.
+        ranks, prompts: int32 [n], scheduler id and prompt tokens.
+        released: float64 [n], ascending (ms).
+        arrivals: float64 [n], filled: when each joins its rank's waiting queue (ms).
+    """
+    for q in range(ranks.shape[0]):
+        own = servers[np.int64(ranks[q]) // dp_size]
+        arrivals[q] = tokenized_at(own, base_ms, per_token_ms, prompts[q], released[q])
+
+
+@inner
 def enqueue(requests, s, q, arrival):
-    """Append a request to its rank's waiting queue; it is visible from `arrival` (ms) on."""
-    requests.time[ARRIVAL, q] = arrival
-    requests.state[NEXT, q] = NONE
-    if s[QUEUE_HEAD] < 0:
+    """Enter a request into its rank's waiting queue, by arrival; it is visible from then on."""
+    state = requests.state
+    time = requests.time
+    time[ARRIVAL, q] = arrival
+    before = s[QUEUE_TAIL] if s[QUEUE_HEAD] >= 0 else NONE
+    if before >= 0 and time[ARRIVAL, before] > arrival:
+        before = NONE
+        following = s[QUEUE_HEAD]
+        while time[ARRIVAL, following] <= arrival:
+            before = following
+            following = np.int64(state[NEXT, following])
+    if before < 0:
+        state[NEXT, q] = s[QUEUE_HEAD]
         s[QUEUE_HEAD] = q
     else:
-        requests.state[NEXT, s[QUEUE_TAIL]] = q
-    s[QUEUE_TAIL] = q
+        state[NEXT, q] = state[NEXT, before]
+        state[NEXT, before] = q
+    if state[NEXT, q] < 0:
+        s[QUEUE_TAIL] = q
 
 
 @inner
 def enqueue_all(ranks, requests):
-    """Queue every request at its authored arrival; nobody else decides when it comes."""
+    """Queue every request at its known arrival; nobody else decides when it comes."""
     for q in range(requests.state.shape[1]):
         s = ranks.fields[requests.state[RANK, q]]
         enqueue(requests, s, np.int64(q), requests.time[ARRIVAL, q])

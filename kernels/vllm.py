@@ -347,6 +347,30 @@ def schedule_running(requests, pools, s, lists, now, defer):
     schedule_explicit(requests, pools, s, lists, s[FRONT], defer)
 
 
+@inner
+def dissolve_scheduled_front(requests, pools, s, lists, now):
+    """Make all front members explicit after their token of this pass was scheduled."""
+    state = requests.state
+    front = s[FRONT]
+    dissolve_front(requests, pools, s, lists, now)
+    for i in range(front):
+        q = np.int64(lists[s[RUN_OFFSET] + i])
+        computed = np.int64(state[COMPUTED, q])
+        state[COMPUTED, q] = computed + 1
+        state[PASS_TOKENS, q] = 1
+        block_size = s[BLOCK_SIZE]
+        publish(requests, pools, s, q, computed // block_size, (computed + 1) // block_size)
+
+
+@inner
+def make_room(requests, pools, s, lists, need, now):
+    """Preempt until `need` blocks can be taken, for a request that no gate held back."""
+    if need > s[FREE] + s[IDLE]:
+        dissolve_scheduled_front(requests, pools, s, lists, now)
+    while need > s[FREE] + s[IDLE]:
+        preempt(requests, pools, s, lists)
+
+
 # --- schedule: admissions -------------------------------------------------------------------------
 @inner
 def rejection(requests, s, q):
@@ -362,7 +386,10 @@ def rejection(requests, s, q):
 
 @inner
 def reusable_blocks(requests, pools, s, q, known):
-    """(hits, active) of a request with `known` tokens. vLLM always computes one token at least."""
+    """(hits, active) of a request with `known` tokens. vLLM always computes one token at least, and
+    looks nothing up for an empty prompt."""
+    if requests.state[ISL, q] == 0 and s[KEEPS_WHOLE_HIT] == 0:
+        return np.int64(0), np.int64(0)
     if requests.state[LIMIT, q] > 0 and s[KEEPS_WHOLE_HIT] == 0:
         most = max(known - 1, np.int64(0)) // s[BLOCK_SIZE]
     else:
@@ -374,6 +401,21 @@ def reusable_blocks(requests, pools, s, q, known):
 def gate_is_shut(requests, s, q, active):
     """Whether the footprint, less what others hold already, exceeds the blocks nobody counts on."""
     return footprint(requests, s, q) - active > s[FREE] + s[IDLE] - s[RESERVED]
+
+
+@inner
+def passes_the_gate(requests, s, q, hits, active, defer):
+    """Whether memory and the prefill interval let the queue head in.
+
+    The reference waves an empty prompt through, whatever it generated before a preemption, and
+    preempts for it. One that outgrew the pool would be admitted and preempted for ever: it waits.
+    """
+    if requests.state[ISL, q] == 0 and s[RESERVES_OUTPUT] == 0:
+        return footprint(requests, s, q) <= s[NUM_BLOCKS]
+    if gate_is_shut(requests, s, q, active):
+        return False
+    known = np.int64(requests.state[ISL, q]) + requests.state[GENERATED, q]
+    return not (defer and known - hits * s[BLOCK_SIZE] > 1)
 
 
 @inner
@@ -447,7 +489,7 @@ def admit_waiting(requests, pools, scratch, w, s, lists, now, defer):
         hits, active = reusable_blocks(requests, pools, s, q, known)
         cached = hits * s[BLOCK_SIZE]
         tokens = NONE
-        if not gate_is_shut(requests, s, q, active) and not (defer and known - cached > 1):
+        if passes_the_gate(requests, s, q, hits, active, defer):
             tokens = tokens_to_admit(requests, s, q, known, cached)
         if tokens < 0:
             if s[RUNNING] > 0 or s[REJECTED_HEAD] >= 0:
@@ -456,7 +498,10 @@ def admit_waiting(requests, pools, scratch, w, s, lists, now, defer):
             continue
         drop_head(requests, s)
         reference_prefix(requests, pools, s, q, hits)
-        take_blocks(requests, pools, s, blocks_of(cached + tokens, s[BLOCK_SIZE]) - hits)
+        need = blocks_of(cached + tokens, s[BLOCK_SIZE]) - hits
+        if requests.state[ISL, q] == 0:
+            make_room(requests, pools, s, lists, need, now)
+        take_blocks(requests, pools, s, need)
         lists[s[RUN_OFFSET] + s[RUNNING]] = q
         s[RUNNING] += 1
         log_admission(requests, scratch, q, now, cached)
@@ -470,9 +515,9 @@ def admit_waiting(requests, pools, scratch, w, s, lists, now, defer):
 
 
 @inner
-def retire_admitted(requests, s, lists, first):
-    """Belady's forecast: the requests admitted in this pass are no future use any more."""
-    for i in range(first, s[RUNNING]):
+def retire_running(requests, s, lists):
+    """Belady's forecast: the requests admitted by now are no future use any more."""
+    for i in range(s[RUNNING]):
         requests.state[RETIRED, lists[s[RUN_OFFSET] + i]] = 1
 
 
@@ -501,10 +546,9 @@ def schedule(requests, pools, scratch, w, s, lists, now, defer):
     s[PREFILL_PREFIX] = 0
     s[PREFILL_TOKENS] = 0
     schedule_running(requests, pools, s, lists, now, defer)
-    before = s[RUNNING]
     admit_waiting(requests, pools, scratch, w, s, lists, now, defer)
     if s[EVICTION_POLICY] == EVICT_BELADY:
-        retire_admitted(requests, s, lists, before)
+        retire_running(requests, s, lists)
     if not defer and s[PREEMPTED_ANY] == 0:
         s[CAPACITY_BOUND] = np.int64(queue_head(requests, s, now) >= 0)
 

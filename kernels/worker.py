@@ -74,11 +74,11 @@ from vecsim.kernels.vllm import (
     advance_front,
     apply,
     finish_front,
-    gate_is_shut,
     grow_running,
     has_work,
     is_deferring,
     mark_second_tokens,
+    passes_the_gate,
     price,
     queue_head,
     rejection,
@@ -87,7 +87,7 @@ from vecsim.kernels.vllm import (
     tokens_to_admit,
 )
 
-FRUITLESS_LIMIT = np.int64(1 << 20)
+FRUITLESS_LIMIT = np.int64(1 << 12)
 """The progress guard trips after so many passes that only preempt: no token, no end."""
 
 LAST_TICK = np.int64(NEVER - (1 << 24))
@@ -104,7 +104,7 @@ def head_keeps_waiting(requests, pools, s, q):
         return False
     known = np.int64(requests.state[ISL, q]) + requests.state[GENERATED, q]
     hits, active = reusable_blocks(requests, pools, s, q, known)
-    if gate_is_shut(requests, s, q, active):
+    if not passes_the_gate(requests, s, q, hits, active, False):
         return True
     s[BUDGET] = s[TOKEN_BUDGET] - s[FRONT]
     return tokens_to_admit(requests, s, q, known, hits * s[BLOCK_SIZE]) < 0
@@ -421,13 +421,20 @@ def log_has_room(ranks, scratch, worker, dp_size):
 
 
 @inner
-def jump_to_arrival(ranks, workers, requests, worker, dp_size, until):
-    """Move an idle worker's clock to its next arrival; False when none is due by `until`."""
+def earliest_arrival(ranks, requests, worker, dp_size):
+    """Arrival of the first request in the queues of an idle worker, or infinity."""
     earliest = np.inf
     for r in range(worker * dp_size, (worker + 1) * dp_size):
         q = ranks.fields[r, QUEUE_HEAD]
         if q >= 0:
             earliest = min(earliest, requests.time[ARRIVAL, q])
+    return earliest
+
+
+@inner
+def jump_to_arrival(ranks, workers, requests, worker, dp_size, until):
+    """Move an idle worker's clock to its next arrival; False when none is due by `until`."""
+    earliest = earliest_arrival(ranks, requests, worker, dp_size)
     if earliest == np.inf or earliest > until:
         return False
     workers.time[worker, CLOCK] = earliest

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vecsim.descriptors import FixedTiming, RankConfig
+from vecsim.descriptors import FixedTiming, RankConfig, Tokenization
 from vecsim.errors import InputError
 from vecsim.kernels import aggregated, layout, sharing
 from vecsim.kernels.layout import Pools, Ranks, Requests, Workers
-from vecsim.kernels.placement import place_round_robin
+from vecsim.kernels.placement import place_round_robin, tokenize_all
 from vecsim.roles import Role
 from vecsim.timing import CompiledTiming
 from vecsim.workload import PrefixTree, Workload
@@ -45,7 +45,7 @@ def lower(
     workers: int,
     *,
     eviction: str,
-    arrival_ms: np.ndarray,
+    tokenization: Tokenization | None,
     authored_order: bool,
     released_by_completions: bool,
     coupled: bool,
@@ -59,7 +59,7 @@ def lower(
         workload: n requests.
         workers: number of workers.
         eviction: "lru" or "belady".
-        arrival_ms: float64 [n], when each request reaches the engine.
+        tokenization: the stage in front of every worker, or None.
         authored_order: take requests in workload order instead of arrival order.
         released_by_completions: closed loop; arrivals are decided by the run.
         coupled: the clock hands arrivals over one by one.
@@ -70,12 +70,17 @@ def lower(
         InputError: a request too long for 32-bit token counters.
     """
     order = None
-    if not authored_order and np.any(arrival_ms[1:] < arrival_ms[:-1]):
-        order = np.argsort(arrival_ms, kind="stable")
+    released = workload.arrival_ms
+    if not authored_order and np.any(released[1:] < released[:-1]):
+        order = np.argsort(released, kind="stable")
     placed = _place(workload, order, workers, role.dp_size)
+    arrivals = released = _in_order(released, order)
+    if not coupled and tokenization is not None:
+        prompts = _in_order(workload.input_length, order)
+        arrivals = _tokenize(tokenization, workers, role.dp_size, placed, prompts, released)
     if not coupled and workers * role.dp_size > 1:
         by_rank = np.argsort(placed, kind="stable")
-        placed = placed[by_rank]
+        placed, released, arrivals = placed[by_rank], released[by_rank], arrivals[by_rank]
         order = by_rank if order is None else order[by_rank]
     limit, reason, longest = _output_limits(workload, role.rank)
     params, factors = _params(role, longest, eviction, timing)
@@ -85,13 +90,19 @@ def lower(
     requests = _requests(workload, limit, reason, paths, order, counted)
     requests.state[layout.RANK] = placed
     if not released_by_completions:
-        requests.time[layout.ARRIVAL] = _in_order(arrival_ms, order)
+        requests.time[layout.RELEASED] = released
+    if not coupled:
+        requests.time[layout.ARRIVAL] = arrivals
     if role.rank.enable_prefix_caching and workload.output_offsets is not None:
         planned = np.diff(workload.output_offsets) > 0
         requests.state[layout.LONER] = _in_order(planned, order)
 
     belady = eviction == "belady"
-    contents = np.full(int(paths.covered.sum()) + 1 if belady else 0, -1, np.int32)
+    contents = np.zeros(0, np.int32)
+    if belady:
+        sequences = requests.state[layout.ISL].astype(np.int64) + requests.state[layout.LIMIT]
+        rows = int(paths.covered.sum()) + int((sequences // params[layout.BLOCK_SIZE]).sum()) + 1
+        contents = np.full(rows, layout.NONE, np.int32)
     instances = np.zeros(len(ranks.fields), np.int64)
     rows = aggregated.prepare(
         ranks,
@@ -114,6 +125,29 @@ def _place(workload: Workload, order: np.ndarray | None, workers: int, dp_size: 
     pins = np.ascontiguousarray(_in_order(workload.dp_rank, order))
     place_round_robin(pins, np.zeros(workers, np.int64), np.int64(dp_size), ranks)
     return ranks
+
+
+def _tokenize(
+    tokenization: Tokenization,
+    workers: int,
+    dp_size: int,
+    placed: np.ndarray,
+    prompts: np.ndarray,
+    released: np.ndarray,
+) -> np.ndarray:
+    """float64 [n], when each placed request leaves its worker's tokenizers (ms)."""
+    arrivals = np.empty(len(released))
+    tokenize_all(
+        np.zeros((workers, tokenization.workers)),
+        tokenization.base_ms,
+        tokenization.per_input_token_ms,
+        np.int64(dp_size),
+        placed,
+        np.ascontiguousarray(prompts),
+        np.ascontiguousarray(released),
+        arrivals,
+    )
+    return arrivals
 
 
 def _in_order(column: np.ndarray, order: np.ndarray | None) -> np.ndarray:
@@ -302,7 +336,7 @@ def _pools(
     index = np.full((layout.INDEX_FIELDS, rows), layout.NONE, np.int32)
     forecast, users = np.zeros((layout.FORECAST_FIELDS, 0), np.int32), np.zeros(0, np.int32)
     if len(contents):
-        index[layout.CONTENT, : len(contents)] = contents[:rows]
+        index[layout.CONTENT] = contents[:rows]
         forecast, users = _forecast(prompt_blocks, paths)
     nodes = np.zeros((layout.NODE_FIELDS, copies + len(prompt_blocks)), np.int32)
     return Pools(nodes, index, forecast, users)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
-import heapq
 import os
 import time
 
 import numpy as np
 
-from vecsim.descriptors import Payload, Tokenization
+from vecsim.descriptors import Payload
 from vecsim.errors import InputError
 from vecsim.kernels import layout
 from vecsim.lower import lower
@@ -130,14 +128,14 @@ def _run(
     if payload.traffic is not None:
         max_in_flight = payload.traffic.replay_concurrency
         authored_order = max_in_flight is not None
-    arrival_ms = workload.arrival_ms
-    if payload.tokenization is not None:
-        arrival_ms = tokenized_ms(payload.tokenization, workload)
+    tokenization = payload.tokenization
+    if tokenization and not (tokenization.base_ms or tokenization.per_input_token_ms):
+        tokenization = None
     belady = spec.engine.kv_eviction_policy == "belady"
     workers = spec.topology.workers.initial_workers
     coupled = max_in_flight is not None or (belady and workers > 1)
     horizon = np.inf if spec.max_sim_time_ms is None else spec.max_sim_time_ms
-    options = RunOptions(max_in_flight, coupled, horizon, threads, progress)
+    options = RunOptions(max_in_flight, coupled, tokenization, horizon, threads, progress)
 
     def run(counted: np.ndarray | None) -> Outcome:
         state = lower(
@@ -145,7 +143,7 @@ def _run(
             workload,
             workers,
             eviction=spec.engine.kv_eviction_policy,
-            arrival_ms=arrival_ms,
+            tokenization=tokenization,
             authored_order=authored_order,
             released_by_completions=max_in_flight is not None,
             coupled=coupled,
@@ -159,27 +157,4 @@ def _run(
     if np.any(outcome.output_length[~completed] > 1):
         # Gaps count for completed requests only, and who completes is known only now.
         outcome = run(completed)
-    if payload.tokenization is not None:
-        arrived = ~np.isnan(outcome.arrival_ms)
-        outcome = dataclasses.replace(
-            outcome,
-            arrival_ms=np.where(arrived, workload.arrival_ms, np.nan),
-            tokenized_ms=np.where(arrived, arrival_ms, np.nan),
-        )
     return outcome
-
-
-def tokenized_ms(tokenization: Tokenization, workload: Workload) -> np.ndarray:
-    """When each request leaves the tokenizers: float64 [n], ms.
-
-    A FIFO pool of servers in front of admission, by arrival, with service time
-    base_ms + per_input_token_ms * input tokens (reference: configuration, section 1.1).
-    """
-    service = tokenization.base_ms + tokenization.per_input_token_ms * workload.input_length
-    free_at = [0.0] * tokenization.workers
-    ends = np.empty(len(workload))
-    for row in np.argsort(workload.arrival_ms, kind="stable"):
-        start = max(free_at[0], float(workload.arrival_ms[row]))
-        ends[row] = start + float(service[row])
-        heapq.heapreplace(free_at, ends[row])
-    return ends

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from vecsim.descriptors import Tokenization
 from vecsim.errors import SimulationError
 from vecsim.kernels import aggregated, layout
 from vecsim.kernels.aggregated import Clock
@@ -31,6 +32,7 @@ class RunOptions:
     Attributes:
         max_in_flight: cap of a closed loop, or None for open-loop arrivals.
         coupled: the workers share one clock.
+        tokenization: the stage in front of every worker, or None.
         horizon_ms: virtual time after which nothing is processed; infinity = run to the end.
         threads: threads to advance independent workers on. Results do not depend on it.
         progress: called with (requests ended, requests) now and then, or None.
@@ -38,6 +40,7 @@ class RunOptions:
 
     max_in_flight: int | None
     coupled: bool
+    tokenization: Tokenization | None
     horizon_ms: float
     threads: int
     progress: Progress | None
@@ -64,6 +67,7 @@ class _Lane:
 
 
 def _lane(state: State, role: Role, options: RunOptions) -> _Lane:
+    stage = options.tokenization
     workers = len(state.workers.state)
     leaves = 1 << max(workers - 1, 0).bit_length()
     clock = Clock(
@@ -71,7 +75,11 @@ def _lane(state: State, role: Role, options: RunOptions) -> _Lane:
         time=np.zeros(aggregated.CLOCK_TIME),
         tree=np.full(2 * leaves if options.coupled else 2, np.inf),
         awake=np.zeros(workers if options.coupled else 1, np.int64),
+        servers=np.zeros((workers, 0 if stage is None else stage.workers)),
     )
+    if stage is not None:
+        clock.time[aggregated.TOKENIZE_MS] = stage.base_ms
+        clock.time[aggregated.TOKENIZE_TOKEN_MS] = stage.per_input_token_ms
     clock.state[aggregated.DP_SIZE] = role.dp_size
     clock.state[aggregated.MAX_IN_FLIGHT] = options.max_in_flight or 0
     clock.state[aggregated.SEGMENTS] = _SEGMENTS_A_CALL
@@ -179,11 +187,14 @@ def _outcome(state: State, role: Role, options: RunOptions, lanes: list[_Lane]) 
     _settle_fronts(state)
     columns = state.requests.state
     times = state.requests.time
+    released = times[layout.RELEASED]
     arrival = times[layout.ARRIVAL]
-    arrived = arrival <= options.horizon_ms
+    arrived = released <= options.horizon_ms
+    queued = arrival <= options.horizon_ms
     end_ms = max(
         float(state.workers.time[:, layout.CLOCK].max()),
-        float(arrival[arrived].max(initial=0.0)),
+        float(released[arrived].max(initial=0.0)),
+        float(arrival[queued].max(initial=0.0)),
         *(float(lane.clock.time[aggregated.NOW]) for lane in lanes),
     )
     status = columns[layout.STATUS].astype(np.uint8)
@@ -203,8 +214,10 @@ def _outcome(state: State, role: Role, options: RunOptions, lanes: list[_Lane]) 
 
     request, at_ms, reused = _readmissions(state, lanes)
     return Outcome(
-        arrival_ms=in_workload_order(np.where(arrived, arrival, np.nan)),
-        tokenized_ms=None,
+        arrival_ms=in_workload_order(np.where(arrived, released, np.nan)),
+        tokenized_ms=None
+        if options.tokenization is None
+        else in_workload_order(np.where(arrived, arrival, np.nan)),
         first_admit_ms=in_workload_order(times[layout.FIRST_ADMIT]),
         first_token_ms=in_workload_order(times[layout.FIRST_TOKEN]),
         second_token_ms=in_workload_order(times[layout.SECOND_TOKEN]),
