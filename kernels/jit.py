@@ -16,6 +16,7 @@ the decorators' options and the versions of Numba, NumPy and Python.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import os
@@ -189,10 +190,26 @@ class _KernelCache(caching.FunctionCache):
     _impl_class = _CacheImpl
 
     def load_overload(self, sig, target_context):
-        found = super().load_overload(sig, target_context)
+        try:
+            found = super().load_overload(sig, target_context)
+        except Exception:
+            # Numba unpickles whatever stands in the file; a damaged one is worth no more than none.
+            found = None
+            self._discard()
         if found is None:
             _announce(self._name)
         return found
+
+    def save_overload(self, sig, data):
+        try:
+            super().save_overload(sig, data)
+        except Exception:
+            self._discard()
+
+    def _discard(self) -> None:
+        """Empty the index, so that what is damaged or half written is compiled anew next time."""
+        with contextlib.suppress(OSError):
+            self.flush()
 
 
 class _NoCache(caching.NullCache):

@@ -28,8 +28,8 @@ from vecsim.kernels.layout import (
 MANTISSA_BITS = 13
 _DROPPED = np.int64(52 - MANTISSA_BITS)
 _FIRST_BIN = np.int64((1023 - 20) << MANTISSA_BITS)
-GAP_BINS = 60 << MANTISSA_BITS
-"""Bins from 2**-20 ms (below the 1 ns that any pass lasts at least) to 2**40 ms (35 years)."""
+GAP_BINS = 80 << MANTISSA_BITS
+"""Bins from 2**-20 ms (below the 1 ns that any pass lasts at least) to 2**60 ms."""
 _LAST_BIN = np.int64(GAP_BINS - 1)
 
 

@@ -163,7 +163,8 @@ def decode_ms(s, f, batch, context_sum):
 
 @inner
 def decode_series(s, f, batch, context_sum, count, chunk):
-    """Raise DURATIONS of the chunk to those of `count` pure decode passes; 0 if all are valid.
+    """Raise DURATIONS of the chunk to those of `count` pure decode passes; returns how many of them
+    come before the first bad price.
 
     The context grows by `batch` tokens a pass. Element for element equal to `decode_ms`.
     """
@@ -172,20 +173,20 @@ def decode_series(s, f, batch, context_sum, count, chunk):
         one = decode_ms(s, f, batch, context_sum)
         for k in range(count):
             out[k] = max(out[k], one)
-        return np.int64(one < 0.0)
+        return count if one >= 0.0 else np.int64(0)
     ratio = f[DECODE_RATIO]
     vector = s[DECODE_MODEL] != MODEL_CUSTOM and (ratio <= 0.0 or ratio >= FASTEST_VECTOR_RATIO)
     if vector and _series_vector(s[CAPACITY_TOKENS], ratio, batch, context_sum, count, chunk):
         prices = chunk[PRICES]
         for k in range(count):
             out[k] = max(out[k], prices[k])
-        return np.int64(0)
+        return count
     for k in range(count):
         one = decode_ms(s, f, batch, context_sum + k * batch)
         if one < 0.0:
-            return np.int64(1)
+            return np.int64(k)
         out[k] = max(out[k], one)
-    return np.int64(0)
+    return count
 
 
 @inner

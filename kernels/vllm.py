@@ -537,6 +537,9 @@ def is_deferring(requests, s, lists, step):
 @inner
 def schedule(requests, pools, scratch, w, s, lists, now, defer):
     """Step 1 of a pass: decide what every running and waiting request computes."""
+    if s[RUNNING] == 0:
+        # Ticks are kept in 32 bits; without a front nothing counts from them.
+        s[TICK] = 0
     s[BUDGET] = s[TOKEN_BUDGET]
     s[PREEMPTED_ANY] = 0
     s[SETTLED] = 0

@@ -41,7 +41,6 @@ from vecsim.kernels.layout import (
     KV_BLOCK_MS,
     LOG_FULL,
     MAX_NUM_SEQS,
-    NEVER,
     NEXT_FINISH,
     NO_MOVE,
     NO_PASS,
@@ -90,8 +89,8 @@ from vecsim.kernels.vllm import (
 FRUITLESS_LIMIT = np.int64(1 << 12)
 """The progress guard trips after so many passes that only preempt: no token, no end."""
 
-LAST_TICK = np.int64(NEVER - (1 << 24))
-"""Ticks are kept in 32 bits."""
+LAST_TICK = np.int64(1 << 30)
+"""Ticks are kept in 32 bits, and a request adds up to 2**30 tokens to one."""
 
 
 # --- steadiness of one rank -----------------------------------------------------------------------
@@ -213,7 +212,8 @@ def first_watched_arrival(ranks, workers, requests, worker, dp_size):
 # --- walking a stretch ----------------------------------------------------------------------------
 @inner
 def price_chunk(ranks, scratch, first, dp_size, done, count):
-    """Durations of `count` group passes after `done` ones of the stretch; False for a bad price."""
+    """Durations of up to `count` group passes after `done` ones of the stretch; returns how many,
+    fewer before a bad price."""
     chunk = scratch.chunk
     for k in range(count):
         chunk[DURATIONS, k] = 0.0
@@ -223,9 +223,8 @@ def price_chunk(ranks, scratch, first, dp_size, done, count):
             continue
         context = s[FRONT_CONTEXT] + done * s[FRONT]
         f = ranks.factors[r]
-        if decode_series(s, f, s[FRONT], context, count, chunk) != 0:
-            return False
-    return True
+        count = decode_series(s, f, s[FRONT], context, count, chunk)
+    return count
 
 
 @inner
@@ -293,7 +292,7 @@ def walk_stretch(
     """Walk up to `passes` steady passes from the clock; PASS_END is the end of the last one.
 
     Returns the number of passes: fewer when one ends at or after `arrival` or would end after
-    `until`; negative for a bad price. Records them only if `observe`.
+    `until`, or before a bad price; negative if the first has one. Records them only if `observe`.
     """
     times = workers.time[worker]
     first = worker * dp_size
@@ -301,8 +300,11 @@ def walk_stretch(
     done = np.int64(0)
     while done < passes:
         count = min(np.int64(CHUNK), passes - done)
-        if not price_chunk(ranks, scratch, first, dp_size, done, count):
-            return np.int64(-1)
+        count = price_chunk(ranks, scratch, first, dp_size, done, count)
+        if count == 0:
+            if done == 0:
+                return np.int64(-1)
+            break
         taken = chunk_end(scratch, count, end, arrival, until)
         if taken > 0:
             if observe:

@@ -15,7 +15,7 @@ from vecsim.roles import Role
 from vecsim.timing import CompiledTiming
 from vecsim.workload import PrefixTree, Workload
 
-_LONGEST_SEQUENCE = 2**31 - 2**24
+_LONGEST_SEQUENCE = 2**30
 _MOST_BLOCKS = 2**61
 
 # Copies beyond one per block instance: a block recomputed while an old copy lingers adds one.
@@ -138,7 +138,7 @@ def _tokenize(
     """float64 [n], when each placed request leaves its worker's tokenizers (ms)."""
     arrivals = np.empty(len(released))
     tokenize_all(
-        np.zeros((workers, tokenization.workers)),
+        np.zeros((workers, min(tokenization.workers, len(released)))),
         tokenization.base_ms,
         tokenization.per_input_token_ms,
         np.int64(dp_size),
@@ -262,12 +262,13 @@ def _paths(
     ):
         tree = workload.prefix_tree(rank.block_tokens)
     spans = np.diff(tree.offsets)
+    prompt_blocks = workload.input_length.astype(np.int64) // rank.block_tokens
     if tree.tokens_per_node == rank.block_tokens:
         covered = spans
         if workload.output_offsets is None:
-            covered = np.minimum(spans, workload.input_length // rank.block_tokens)
+            covered = np.minimum(spans, prompt_blocks)
     else:
-        covered = np.where(spans > 0, workload.input_length // rank.block_tokens, 0)
+        covered = np.where(spans > 0, prompt_blocks, 0)
     return sharing.Paths(
         spans=np.array([_in_order(tree.offsets[:-1], order), _in_order(tree.offsets[1:], order)]),
         nodes=tree.nodes,

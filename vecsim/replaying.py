@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import time
 
@@ -156,5 +157,6 @@ def _run(
     completed = outcome.status == layout.COMPLETED
     if np.any(outcome.output_length[~completed] > 1):
         # Gaps count for completed requests only, and who completes is known only now.
+        options = dataclasses.replace(options, progress=None)
         outcome = run(completed)
     return outcome

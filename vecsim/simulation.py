@@ -22,6 +22,7 @@ from vecsim.roles import Role
 Progress = Callable[[int, int], None]
 
 _SEGMENTS_A_CALL = 100_000
+_CALLS_A_LANE = 50
 _LOG_LINES = 4096
 
 
@@ -68,6 +69,7 @@ class _Lane:
 
 def _lane(state: State, role: Role, options: RunOptions) -> _Lane:
     stage = options.tokenization
+    servers = 0 if stage is None else min(stage.workers, state.requests.state.shape[1])
     workers = len(state.workers.state)
     leaves = 1 << max(workers - 1, 0).bit_length()
     clock = Clock(
@@ -75,13 +77,14 @@ def _lane(state: State, role: Role, options: RunOptions) -> _Lane:
         time=np.zeros(aggregated.CLOCK_TIME),
         tree=np.full(2 * leaves if options.coupled else 2, np.inf),
         awake=np.zeros(workers if options.coupled else 1, np.int64),
-        servers=np.zeros((workers, 0 if stage is None else stage.workers)),
+        servers=np.zeros((workers, servers)),
     )
     if stage is not None:
         clock.time[aggregated.TOKENIZE_MS] = stage.base_ms
         clock.time[aggregated.TOKENIZE_TOKEN_MS] = stage.per_input_token_ms
     clock.state[aggregated.DP_SIZE] = role.dp_size
-    clock.state[aggregated.MAX_IN_FLIGHT] = options.max_in_flight or 0
+    requests = state.requests.state.shape[1]
+    clock.state[aggregated.MAX_IN_FLIGHT] = min(options.max_in_flight or 0, requests)
     clock.state[aggregated.SEGMENTS] = _SEGMENTS_A_CALL
     clock.time[aggregated.HORIZON] = options.horizon_ms
     chunk = np.zeros((layout.CHUNK_FIELDS, layout.CHUNK))
@@ -99,7 +102,9 @@ def _lane(state: State, role: Role, options: RunOptions) -> _Lane:
 
 def _run_coupled(state: State, role: Role, options: RunOptions) -> list[_Lane]:
     lane = _lane(state, role, options)
-    while not _advance(state, options, lane):
+    finished = False
+    while not finished:
+        finished = _advance(state, options, lane)
         _report_progress(state, options)
     return [lane]
 
@@ -110,8 +115,12 @@ def _run_free(state: State, role: Role, options: RunOptions) -> list[_Lane]:
     threads = max(1, min(options.threads, workers))
     lanes = [_lane(state, role, options) for _ in range(threads)]
     if threads == 1:
-        lanes[0].clock.state[aggregated.END_WORKER] = workers
-        while not _advance(state, options, lanes[0]):
+        clock = lanes[0].clock.state
+        a_call = max(workers // _CALLS_A_LANE, 1)
+        while clock[aggregated.END_WORKER] < workers:
+            clock[aggregated.END_WORKER] = min(clock[aggregated.END_WORKER] + a_call, workers)
+            while not _advance(state, options, lanes[0]):
+                _report_progress(state, options)
             _report_progress(state, options)
         return lanes
     todo = iter(range(workers))
@@ -126,8 +135,11 @@ def _run_free(state: State, role: Role, options: RunOptions) -> list[_Lane]:
                 return
             lane.clock.state[aggregated.NEXT_WORKER] = worker
             lane.clock.state[aggregated.END_WORKER] = worker + 1
-            while not stop.is_set() and not _advance(state, options, lane):
-                _report_progress(state, options)
+            finished = False
+            while not stop.is_set() and not finished:
+                finished = _advance(state, options, lane)
+                with lock:
+                    _report_progress(state, options)
 
     with ThreadPoolExecutor(threads) as pool:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -51,14 +52,35 @@ class CompiledTiming:
 
 
 def _compile(where: str, function: Callable, signature: Any) -> Any:
-    python_function = getattr(function, "py_func", function)
     try:
-        return numba.cfunc(signature)(python_function)
-    except (NumbaError, TypeError) as error:
+        return _guarded(function, len(signature.args), signature)
+    except (NumbaError, TypeError, ValueError, AttributeError) as error:
         reason = str(error).strip().splitlines()[0]
         raise InputError(
-            where, python_function, f"a function that Numba compiles as {signature} ({reason})"
+            where, function, f"a function that Numba compiles as {signature} ({reason})"
         ) from error
+
+
+def _guarded(function: Callable, arguments: int, signature: Any) -> Any:
+    """The function as C code that answers NaN where it raises: a C caller sees no exception."""
+    inner = numba.njit(error_model="numpy")(getattr(function, "py_func", function))
+    if arguments == 3:
+
+        def price(batch, mean_isl, mean_prefix):
+            try:
+                return float(inner(batch, mean_isl, mean_prefix))
+            except Exception:
+                return math.nan
+
+    else:
+
+        def price(batch, context_sum, mean_context, capacity):
+            try:
+                return float(inner(batch, context_sum, mean_context, capacity))
+            except Exception:
+                return math.nan
+
+    return numba.cfunc(signature)(price)
 
 
 def check_timing(where: str, timing: object) -> None:
