@@ -61,15 +61,16 @@ def replay(
     check_supported(payload)
     roles = resolve(payload.spec)
     if workload is None:
-        workload = _authored_workload(payload)
+        workload = authored_workload(payload)
     else:
         _check_workload(workload, roles[0], payload)
-    outcome = _run(payload, workload, roles[0], timing, _threads(threads), _progress(progress))
+    outcome = _run(payload, workload, roles[0], timing, thread_count(threads), _progress(progress))
     wall_time_ms = (time.perf_counter() - started) * 1000.0
     return Result(payload, workload, outcome, roles, defaulted(source), wall_time_ms)
 
 
-def _authored_workload(payload: Payload) -> Workload:
+def authored_workload(payload: Payload) -> Workload:
+    """The workload that a payload describes itself: its `traffic`, else its inline requests."""
     if payload.traffic is not None:
         return Workload.from_traffic(payload.traffic, payload.spec)
     return Workload.from_requests(payload.spec.requests)
@@ -95,7 +96,8 @@ def _check_workload(workload: Workload, role: Role, payload: Payload) -> None:
         )
 
 
-def _threads(threads: int | None) -> int:
+def thread_count(threads: int | None) -> int:
+    """The number of threads to use; None = one a core. Raises InputError."""
     if threads is None:
         return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     if isinstance(threads, bool) or not isinstance(threads, int) or threads < 1:
