@@ -52,7 +52,7 @@ def replace_files(
 
 
 def replace_file(path: Path, write: Callable[[Path], object]) -> None:
-    """Write one file under a temporary name beside `path`, then rename it. Its folder is created."""
+    """Write one file under a temporary name beside `path`, then rename it; makes its folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.parent / f".{path.name}.{os.getpid()}.tmp"
     try:

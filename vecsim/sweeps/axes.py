@@ -1,8 +1,8 @@
 """Axes of a sweep, and the points they span.
 
 An axis is a field path, a workload knob or a short name, with the values it takes; or a free name
-with named bundles, each of which sets several fields together (a tensor-parallel size with its timing
-and its block count).
+with named bundles, each of which sets several fields together (a tensor-parallel size with its
+timing and its block count).
 """
 
 from __future__ import annotations

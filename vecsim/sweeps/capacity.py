@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import polars as pl
+
 from vecsim.descriptors import AggregatedTopology, Payload
 from vecsim.errors import InputError
 from vecsim.replaying import thread_count
@@ -36,8 +38,8 @@ class Capacity:
         feasible: whether any candidate meets everything that was asked.
         axes: names of the columns that tell candidates apart.
         answer: row of the best candidate (axes and report), or None.
-        neighbour: row of the next candidate that is cheaper, or loaded more: replayed, and infeasible.
-            None when the answer is the first of its range.
+        neighbour: row of the next candidate that is cheaper, or loaded more: replayed, and
+            infeasible. None when the answer is the first of its range.
         nearest_miss: where nothing is feasible, the row that misses by least.
         breaches: sentences about stretches where more capacity (or less load) was worse, among the
             candidates replayed; empty when their order held.
@@ -138,9 +140,9 @@ def capacity(
     Args:
         base: the spec.
         slo: report metric -> inclusive upper bound, or ">= number".
-        fleet: axes of the fleet, as for `sweep`, to find the fewest GPUs (or, with `gpu_hour_price`,
-            the least price an hour; ties: the first). One axis is bisected for every combination
-            of the others that can still win.
+        fleet: axes of the fleet, as for `sweep`, to find the fewest GPUs (or, with
+            `gpu_hour_price`, the least price an hour; ties: the first). One axis is bisected for
+            every combination of the others that can still win.
         load: what to load the fleet with, to find the most: "arrival_speedup" or "concurrency"; or
             one axis `{name: values}`, where `{"between": [low, high]}` is searched in steps of
             `tolerance`.
@@ -184,15 +186,23 @@ def capacity(
         rungs = [_Rungs(points[::-1], [0.0] * len(points), asked)]
         answer, below = _heaviest(rungs[0], load)
     axes = tuple(dict.fromkeys(name for point in points for name in point.labels))
-    rows = list(asked.rows.values())
+    frame = sweep_frame(list(asked.rows.values()), points, gpu_hour_price)
+
+    def row_of(point: Point | None) -> Row | None:
+        return (
+            None
+            if point is None
+            else frame.row(by_predicate=pl.col("point") == point.index, named=True)
+        )
+
     return Capacity(
         feasible=answer is not None,
         axes=axes,
-        answer=None if answer is None else asked.rows[answer.index],
-        neighbour=None if below is None else asked.rows[below.index],
-        nearest_miss=asked.nearest_miss() if answer is None else None,
+        answer=row_of(answer),
+        neighbour=row_of(below),
+        nearest_miss=row_of(asked.nearest_miss(points)) if answer is None else None,
         breaches=tuple(_breach(asked, axes, pair) for one in rungs for pair in one.breaches()),
-        points=sweep_frame(rows, points, gpu_hour_price),
+        points=frame,
         candidates=sum(len(one.points) for one in rungs),
     )
 
@@ -220,8 +230,10 @@ class _Asked:
                 self._progress(row)
         return bool(self.rows[point.index].get("feasible"))
 
-    def nearest_miss(self) -> Row | None:
-        return min(self.rows.values(), key=lambda row: shortfall(row, self._bounds), default=None)
+    def nearest_miss(self, points: list[Point]) -> Point | None:
+        replayed = [point for point in points if point.index in self.rows]
+        rows = self.rows
+        return min(replayed, key=lambda p: shortfall(rows[p.index], self._bounds), default=None)
 
 
 class _Rungs:
@@ -364,8 +376,8 @@ def _requests(base: Source, workload: Workload | None) -> int:
 
 
 def _between(where: str, bounds: Any, tolerance: float) -> list[float]:
-    """Ascending loads: every whole number between two whole bounds; otherwise the bounds and, between
-    them, the powers of 1 + `tolerance`."""
+    """Ascending loads: every whole number between two whole bounds; otherwise the bounds and,
+    between them, the powers of 1 + `tolerance`."""
     numbers = isinstance(bounds, Sequence) and len(bounds) == 2
     if not numbers or not all(
         isinstance(x, int | float) and not isinstance(x, bool) and math.isfinite(x) for x in bounds

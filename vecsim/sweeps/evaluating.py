@@ -25,8 +25,8 @@ from vecsim.sweeps.verdict import Bound, dropped, slo_miss
 from vecsim.workload import Workload
 
 STATUSES = ("ok", "invalid", "unsupported", "failed")
-"""ok: it ran. invalid: the descriptor or workload of the point is impossible. unsupported: it needs a
-feature that is not built. failed: the run could not be finished."""
+"""ok: it ran. invalid: the descriptor or workload of the point is impossible. unsupported: it needs
+a feature that is not built. failed: the run could not be finished."""
 
 _SPEEDUP, _CONCURRENCY, _LIMIT = KNOBS
 _RUN_ONLY = ("replay_concurrency", "max_sim_time_ms")  # of `traffic`: these leave a trace as it is
@@ -151,7 +151,7 @@ class Evaluator:
             return ""
 
     def expect(self, keys: Sequence[str]) -> None:
-        """Say which workloads will be asked for, and how often; each is dropped after its last use."""
+        """Say which workloads will be asked for, and how often: each is dropped after that."""
         for key in keys:
             if key not in self._shared:
                 self._shared[key] = _Shared(self.setup.workload)

@@ -240,7 +240,7 @@ def pareto_front(frame: pl.DataFrame, objectives: Mapping[str, str]) -> pl.DataF
 
 
 def undominated(values: np.ndarray) -> np.ndarray:
-    """bool [n]: rows of `values` (float64 [n, k], smaller is better) that no other row dominates."""
+    """bool [n]: rows of `values` (float64 [n, k], smaller is better) that no other dominates."""
     kept = np.zeros(len(values), bool)
     front = np.zeros((0, values.shape[1]))
     # In lexical order a row can only be dominated by one before it.

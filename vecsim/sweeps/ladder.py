@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 
@@ -47,8 +48,8 @@ class Ladder:
         return high
 
     def audit(self, answer: int | None, questions: int) -> int | None:
-        """Spend up to `questions` more on looking for candidates that break the order, in turn in the
-        middle of the longest stretch never asked about and beside the answer.
+        """Spend up to `questions` more on looking for candidates that break the order, in turn in
+        the middle of the longest stretch never asked about and beside the answer.
 
         Returns:
             The answer, lowered when a lower feasible candidate came to light.
@@ -73,7 +74,7 @@ class Ladder:
 
     def _middle_of_the_unknown(self) -> int | None:
         marks = [-1, *sorted(self.known), self.count]
-        width, start = max((b - a, -a) for a, b in zip(marks, marks[1:], strict=False))
+        width, start = max((b - a, -a) for a, b in itertools.pairwise(marks))
         return None if width < 2 else -start + width // 2
 
     @property
@@ -83,6 +84,6 @@ class Ladder:
         asked = sorted(self.known)
         return [
             (low, high)
-            for low, high in zip(asked, asked[1:], strict=False)
+            for low, high in itertools.pairwise(asked)
             if self.known[low] and not self.known[high]
         ]

@@ -36,7 +36,7 @@ _POLL_S = 0.1
 _FINGERPRINT = "vecsim.sweep"
 
 
-class SweepInterrupted(KeyboardInterrupt):  # noqa: N818 (as KeyboardInterrupt)
+class SweepInterrupted(KeyboardInterrupt):
     """Ctrl-C during a sweep.
 
     Attributes:
@@ -69,8 +69,8 @@ def sweep(
 ) -> SweepFrame:
     """Replay every point of a grid (or list) of configurations, and return one row a point.
 
-    A row holds the axes, `status` and `reason` (`ok`; or why the point did not run: it never ends the
-    sweep), what it missed, and the whole report, which equals that of the same single replay.
+    A row holds the axes, `status` and `reason` (`ok`; or why the point did not run: it never ends
+    the sweep), what it missed, and the whole report, which equals that of the same single replay.
 
     Args:
         base: the spec that points change: a dict, the path of a file, or descriptors.
