@@ -18,10 +18,13 @@ import numpy as np
 import polars as pl
 
 from vecsim.errors import InputError
+from vecsim.files import replace_file
+from vecsim.replaying import thread_count
 from vecsim.spec import Source
 from vecsim.sweeps.axes import Point, points_of
 from vecsim.sweeps.evaluating import Evaluator, Setup, prepare
 from vecsim.sweeps.frame import SweepFrame, pool_prices, sweep_frame
+from vecsim.sweeps.memory import freed_memory_kept
 from vecsim.sweeps.verdict import read_slo
 from vecsim.timing import CompiledTiming, check_timing
 from vecsim.workload import Workload
@@ -119,18 +122,13 @@ def sweep(
             report(len(store.rows), len(points))
 
         try:
-            _run(executor, setup, todo, _thread_count(threads), keep)
+            with freed_memory_kept():
+                _run(executor, setup, todo, thread_count(threads), keep)
         except KeyboardInterrupt:
             store.save()
             raise SweepInterrupted(store.frame()) from None
     store.save()
     return store.frame()
-
-
-def _thread_count(threads: int | None) -> int:
-    from vecsim.replaying import thread_count
-
-    return thread_count(threads)
 
 
 def _run(
@@ -254,8 +252,6 @@ class _Store:
     def save(self) -> None:
         if self._path is None:
             return
-        from vecsim.files import replace_file
-
         frame, metadata = self.frame(), {_FINGERPRINT: self._fingerprint}
         replace_file(self._path, lambda path: frame.write_parquet(path, metadata=metadata))
         self._saved = time.monotonic()
