@@ -30,6 +30,7 @@ def replay(
     decode_timing: CompiledTiming | None = None,
     threads: int | None = None,
     progress: bool | Progress = False,
+    timeline: bool = False,
 ) -> Result:
     """Replay a workload against a fleet, in virtual time.
 
@@ -40,6 +41,7 @@ def replay(
         threads: worker threads; None = one a core. Results do not depend on it.
         progress: True prints a progress line to stderr; a function is called with (requests ended,
             requests) now and then.
+        timeline: keep what `Result.timeline` is made of: a line for each pass or stretch of passes.
 
     Returns:
         The complete result.
@@ -64,7 +66,9 @@ def replay(
         workload = authored_workload(payload)
     else:
         _check_workload(workload, roles[0], payload)
-    outcome = _run(payload, workload, roles[0], timing, thread_count(threads), _progress(progress))
+    outcome = _run(
+        payload, workload, roles[0], timing, thread_count(threads), _progress(progress), timeline
+    )
     wall_time_ms = (time.perf_counter() - started) * 1000.0
     return Result(payload, workload, outcome, roles, defaulted(source), wall_time_ms)
 
@@ -123,6 +127,7 @@ def _run(
     timing: CompiledTiming | None,
     threads: int,
     progress: Progress | None,
+    timeline: bool,
 ) -> Outcome:
     spec = payload.spec
     max_in_flight = spec.max_in_flight
@@ -137,7 +142,9 @@ def _run(
     workers = spec.topology.workers.initial_workers
     coupled = max_in_flight is not None or (belady and workers > 1)
     horizon = np.inf if spec.max_sim_time_ms is None else spec.max_sim_time_ms
-    options = RunOptions(max_in_flight, coupled, tokenization, horizon, threads, progress)
+    options = RunOptions(
+        max_in_flight, coupled, tokenization, horizon, threads, progress, timeline
+    )
 
     def run(counted: np.ndarray | None) -> Outcome:
         state = lower(

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from vecsim.descriptors import Payload
     from vecsim.outcome import Outcome
+    from vecsim.pictures.charts import ResultPlots
     from vecsim.roles import Role
     from vecsim.workload import Workload
 
@@ -180,6 +181,30 @@ class Result:
     def admissions(self) -> pl.DataFrame:
         """One row per admission, by request and time; columns of `ADMISSIONS_SCHEMA`."""
         return _admissions_frame(self.outcome)
+
+    def timeline(self, bucket_ms: float | None = None, by: str = "pool") -> pl.DataFrame:
+        """Time series of the run, which needs `replay(..., timeline=True)`.
+
+        Args:
+            bucket_ms: width of a bucket (virtual ms); None = a round width, about 200 buckets.
+            by: "pool" for the whole pool, "worker" for each worker.
+
+        Returns:
+            Columns of `vecsim.timeline.TIMELINE_SCHEMA`, by worker, then time.
+
+        Raises:
+            InputError: the run kept no segment log; an impossible width.
+        """
+        from vecsim.timeline import build_timeline
+
+        return build_timeline(self.outcome, bucket_ms, by)
+
+    @property
+    def plot(self) -> ResultPlots:
+        """Charts of the run (needs `pip install vecsim[plot]`)."""
+        from vecsim.pictures.charts import ResultPlots
+
+        return ResultPlots.of(self)
 
     @cached_property
     def effective_config(self) -> dict[str, Any]:

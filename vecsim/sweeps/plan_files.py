@@ -37,8 +37,8 @@ def read_plan(path: str | os.PathLike[str], keys: tuple[str, ...]) -> dict[str, 
 
     Args:
         path: a .yaml, .yml or .json file with some of `keys`. `spec` is a spec or the path of
-            one, by default a single aggregated worker; `trace` is a path, or `path` with the options
-            of `vecsim.read_trace`.
+            one, by default a single aggregated worker; `trace` is a path, or `path` with the
+            options of `vecsim.read_trace`.
         keys: `SWEEP_KEYS` or `CAPACITY_KEYS`.
 
     Returns:
