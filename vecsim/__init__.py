@@ -6,8 +6,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from vecsim.comparing import compare
     from vecsim.descriptors import Payload, ReplaySpec
     from vecsim.errors import InputError, NotSupportedYetError, SimulationError, VecsimError
+    from vecsim.pictures.html_report import write_report
     from vecsim.replaying import replay
     from vecsim.result import Result
     from vecsim.sweeps.capacity import Capacity, capacity
@@ -32,10 +34,12 @@ _HOMES = {
     "VecsimError": "vecsim.errors",
     "Workload": "vecsim.workload",
     "capacity": "vecsim.sweeps.capacity",
+    "compare": "vecsim.comparing",
     "pareto_front": "vecsim.sweeps.frame",
     "read_trace": "vecsim.traces",
     "replay": "vecsim.replaying",
     "sweep": "vecsim.sweeps.running",
+    "write_report": "vecsim.pictures.html_report",
 }
 
 __all__ = [
@@ -52,10 +56,12 @@ __all__ = [
     "VecsimError",
     "Workload",
     "capacity",
+    "compare",
     "pareto_front",
     "read_trace",
     "replay",
     "sweep",
+    "write_report",
 ]
 
 

@@ -90,7 +90,12 @@ _WRITERS: dict[str, Callable[[pl.DataFrame, Path], Any]] = {
     "jsonl": lambda frame, path: frame.write_ndjson(path),
 }
 
-RESULT_FILES = (*(f"requests.{name}" for name in _WRITERS), "report.json", "config.json")
+RESULT_FILES = (
+    *(f"requests.{name}" for name in _WRITERS),
+    "report.json",
+    "config.json",
+    "timeline.parquet",
+)
 """Every name that `Result.write` may use in its folder."""
 
 # Statuses that end a request; the reference lists only these requests.
@@ -253,7 +258,8 @@ class Result:
     def write(
         self, folder: str | Path, requests_format: str = "parquet", overwrite: bool = False
     ) -> Path:
-        """Write `requests.<format>`, `report.json` and `config.json` into `folder`.
+        """Write `requests.<format>`, `report.json` and `config.json` into `folder`, and
+        `timeline.parquet` if the run recorded one.
 
         Files appear whole or not at all: they are written under temporary names and renamed.
 
@@ -271,13 +277,16 @@ class Result:
         folder = Path(folder)
         writer = _WRITERS[requests_format]
         report, config = json_text(self.report), json_text(self.effective_config)
+        files = {
+            f"requests.{requests_format}": lambda path: writer(self.requests, path),
+            "report.json": lambda path: path.write_text(report, encoding="utf-8"),
+            "config.json": lambda path: path.write_text(config, encoding="utf-8"),
+        }
+        if self.outcome.segments is not None:
+            files["timeline.parquet"] = lambda path: self.timeline().write_parquet(path)
         replace_files(
             folder,
-            {
-                f"requests.{requests_format}": lambda path: writer(self.requests, path),
-                "report.json": lambda path: path.write_text(report, encoding="utf-8"),
-                "config.json": lambda path: path.write_text(config, encoding="utf-8"),
-            },
+            files,
             owned=RESULT_FILES,
             overwrite=overwrite,
         )

@@ -36,7 +36,7 @@ class Capacity:
 
     Attributes:
         feasible: whether any candidate meets everything that was asked.
-        axes: names of the columns that tell candidates apart.
+        axes: names of the columns that tell candidates apart: those of `fleet` or of `load`.
         answer: row of the best candidate (axes and report), or None.
         neighbour: row of the next candidate that is cheaper, or loaded more: replayed, and
             infeasible. None when the answer is the first of its range.
@@ -185,7 +185,7 @@ def capacity(
     else:
         rungs = [_Rungs(points[::-1], [0.0] * len(points), asked)]
         answer, below = _heaviest(rungs[0], load)
-    axes = tuple(dict.fromkeys(name for point in points for name in point.labels))
+    axes = tuple(points[0].labels) if fleet is None else tuple(fleet)
     frame = sweep_frame(list(asked.rows.values()), points, gpu_hour_price)
 
     def row_of(point: Point | None) -> Row | None:
