@@ -142,9 +142,7 @@ def _run(
     workers = spec.topology.workers.initial_workers
     coupled = max_in_flight is not None or (belady and workers > 1)
     horizon = np.inf if spec.max_sim_time_ms is None else spec.max_sim_time_ms
-    options = RunOptions(
-        max_in_flight, coupled, tokenization, horizon, threads, progress, timeline
-    )
+    options = RunOptions(max_in_flight, coupled, tokenization, horizon, threads, progress, timeline)
 
     def run(counted: np.ndarray | None) -> Outcome:
         state = lower(
