@@ -29,7 +29,7 @@ def base(workers=1, **rank):
     }
 
 
-def load_of(seed, rows=60):
+def load_of(seed, rows=40):
     random = np.random.default_rng(seed)
     return Workload.from_columns(
         np.cumsum(random.exponential(random.uniform(2, 30), rows)),

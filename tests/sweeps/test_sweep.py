@@ -1,6 +1,7 @@
 """Sweeps: rows equal single replays, bad points are rows, and results can be resumed."""
 
 import dataclasses
+import json
 import threading
 import time
 
@@ -110,6 +111,38 @@ def test_traffic_of_the_spec_is_read_once_and_its_knobs_act(tmp_path, monkeypatc
         vecsim.spec.set_path(single, WORKERS, row["workers"])
         report = replay(single).report
         assert report_of(row, report) == report
+
+
+def test_generated_saved_and_loaded_requests_give_equal_bytes__inference_sim_1615(tmp_path):
+    """One engine, one path: columns, a file of them, a sweep and the command line agree."""
+    random = np.random.default_rng(11)
+    rows = [
+        {
+            "timestamp": int(at),
+            "input_length": int(n),
+            "output_length": 5,
+            "hash_ids": [1, *range(50 * i, 50 * i + int(n - 1) // 512)],
+        }
+        for i, (at, n) in enumerate(
+            zip(np.sort(random.integers(0, 900, 29)), random.integers(1, 2000, 29), strict=True)
+        )
+    ]
+    path = tmp_path / "trace.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    first = rows[0]["timestamp"]
+    generated = Workload.from_columns(
+        [float(row["timestamp"] - first) for row in rows],
+        [row["input_length"] for row in rows],
+        [row["output_length"] for row in rows],
+        hash_ids=[row["hash_ids"] for row in rows],
+    )
+    direct = replay(BASE, workload=generated)
+    loaded = replay(BASE, workload=vecsim.read_trace(path))
+    assert direct.report == loaded.report
+    columns = [name for name in direct.requests.columns if "id" not in name and "turn" not in name]
+    assert direct.requests.select(columns).equals(loaded.requests.select(columns))
+    swept = sweep(BASE, {"workers": [2]}, workload=generated).row(0, named=True)
+    assert report_of(swept, direct.report) == direct.report
 
 
 def test_inline_requests_are_shared_unless_an_axis_changes_them():
@@ -296,6 +329,7 @@ def test_resume_refuses_a_changed_configuration(workload, tmp_path):
         {"workload": workload.limit(59)},
         {"base": with_fields(engine__dp_size=2)},
         {"slo": {"p99_ttft_ms": 1.0}},
+        {"gpu_hour_price": 2.0},
     )
     for change in changes:
         given = {"base": BASE, "axes": axes, "workload": workload, **change}

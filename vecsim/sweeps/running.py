@@ -219,7 +219,7 @@ class _Store:
             if resume:
                 raise InputError("resume", True, "an output file to resume")
             return
-        self._fingerprint = fingerprint(setup, points)
+        self._fingerprint = fingerprint(setup, points, gpu_hour_price)
         if self._path.exists():
             if resume:
                 self.rows = self._earlier_rows()
@@ -234,7 +234,7 @@ class _Store:
         if written is None:
             raise InputError("resume", str(self._path), "a Parquet file that a sweep wrote")
         if written != self._fingerprint:
-            expected = "rows of the same spec, axes, workload, SLO and version"
+            expected = "rows of the same spec, axes, workload, SLO, price and version"
             raise InputError("resume", str(self._path), expected)
         return {row["point"]: row for row in pl.read_parquet(self._path).iter_rows(named=True)}
 
@@ -257,7 +257,9 @@ class _Store:
         self._saved = time.monotonic()
 
 
-def fingerprint(setup: Setup, points: Sequence[Point]) -> str:
+def fingerprint(
+    setup: Setup, points: Sequence[Point], gpu_hour_price: float | Mapping[str, float] | None
+) -> str:
     """Hex digest of everything that the rows of a sweep depend on."""
     digest = hashlib.sha256()
     described = {
@@ -266,6 +268,7 @@ def fingerprint(setup: Setup, points: Sequence[Point]) -> str:
         "points": [[point.labels, point.fields] for point in points],
         "bounds": [[bound.metric, bound.limit, bound.upper] for bound in setup.bounds],
         "timings": setup.timings,
+        "price": gpu_hour_price,
     }
     digest.update(json.dumps(described, sort_keys=True, default=_describe).encode())
     if setup.workload is not None:
