@@ -139,6 +139,11 @@ def set_path(tree: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
     return tree
 
 
+def ignored_keys(source: Source) -> list[str]:
+    """Paths of the keys that have no effect; empty for a spec that does not parse."""
+    return _inspect(_wrap(_tree(source)))[1].ignored
+
+
 def check_path(where: str, path: str) -> None:
     """Raise InputError, named `where`, unless `path` leads to a field that a spec can have.
 

@@ -195,6 +195,16 @@ def test_each_kind_of_failure_has_a_status_of_its_own__aiconfigurator_1121(workl
     assert frame["reason"][:2].to_list() == [None, None]
 
 
+def test_a_field_that_would_have_no_effect_is_refused(workload):
+    frame = sweep(BASE, {"prefill_workers": [1, 2]}, workload=workload)
+    assert frame["status"].to_list() == ["invalid"] * 2
+    assert "topology.prefill" in frame["reason"][0]
+    pools = {"prefill": {"initial_workers": 1}, "decode": {"initial_workers": 1}}
+    split = {**BASE, "topology": {"kind": "disaggregated", **pools}}
+    frame = sweep(split, {"prefill_workers": [1], "decode_workers": [2]}, workload=workload)
+    assert frame["status"][0] in ("ok", "unsupported")
+
+
 def test_an_slo_bound_is_inclusive__aiconfigurator_727(workload):
     p99 = replay(BASE, workload=workload).report["p99_ttft_ms"]
     points = {"workers": [2]}

@@ -19,7 +19,7 @@ from vecsim.descriptors import Payload
 from vecsim.errors import InputError, NotSupportedYetError, VecsimError
 from vecsim.replaying import authored_workload, replay
 from vecsim.result import Result
-from vecsim.spec import Source, authored, load, set_path
+from vecsim.spec import Source, authored, ignored_keys, load, set_path
 from vecsim.sweeps.axes import KNOBS, TIMINGS, Point
 from vecsim.sweeps.verdict import Bound, dropped, slo_miss
 from vecsim.workload import Workload
@@ -83,6 +83,7 @@ class Evaluator:
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
         self._shared: dict[str, _Shared] = {}
+        self._ignored: dict[tuple, list[str]] = {}
         self._lock = threading.Lock()
 
     def tree(self, point: Point) -> dict[str, Any]:
@@ -94,7 +95,20 @@ class Evaluator:
             elif path in KNOBS or path in TIMINGS:
                 continue
             set_path(tree, path, copy.deepcopy(value))
+        self._check_effect(point, tree)
         return tree
+
+    def _check_effect(self, point: Point, tree: dict[str, Any]) -> None:
+        """Refuse fields that the rest of the point's spec turns into keys without effect, such as
+        the size of a pool that its topology does not have."""
+        topology = tree.get("spec", tree).get("topology")
+        kind = topology.get("kind") if isinstance(topology, dict) else None
+        key = (*point.fields, kind)
+        if key not in self._ignored:
+            earlier = ignored_keys(self.setup.tree)
+            self._ignored[key] = [name for name in ignored_keys(tree) if name not in earlier]
+        if self._ignored[key]:
+            raise InputError("axes", self._ignored[key][0], f"fields of a spec with kind {kind!r}")
 
     def payload(self, point: Point) -> Payload:
         """The descriptor of a point. Raises InputError."""
