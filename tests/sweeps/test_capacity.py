@@ -110,6 +110,7 @@ def _check(answer, brute, ok, is_load):
         order = order[::-1] if is_load else order
         monotone &= order == sorted(order)
     if not monotone:
+        assert not answer.monotone
         return
     assert answer.monotone
     if is_load:
