@@ -163,7 +163,7 @@ def close_segment(ranks, workers, requests, pools, scratch, clock, worker):
         walk_stretch(
             ranks, workers, requests, scratch, worker, c[DP_SIZE], passes, np.inf, np.inf, True
         )
-        code = close_stretch(ranks, workers, requests, pools, worker, c[DP_SIZE], passes)
+        code = close_stretch(ranks, workers, requests, pools, scratch, worker, c[DP_SIZE], passes)
     else:
         code = close_pass(ranks, workers, requests, pools, scratch, worker, c[DP_SIZE])
     c[ENDED] += w[TERMINALS] - before
@@ -340,7 +340,9 @@ def cut_at_horizon(ranks, workers, requests, pools, scratch, clock):
             True,
         )
         if passes > 0:
-            close_stretch(ranks, workers, requests, pools, np.int64(worker), dp_size, passes)
+            close_stretch(
+                ranks, workers, requests, pools, scratch, np.int64(worker), dp_size, passes
+            )
 
 
 @entry

@@ -218,6 +218,22 @@ CHUNK_FIELDS = 5
 CHUNK = 64
 """Passes of a stretch that are priced at a time."""
 
+# --- segment log: a line for each rank that takes part in a pass or stretch -----------------------
+(
+    SEGMENT_RANK,  # scheduler id
+    SEGMENT_FIRST,  # number of its first pass, counted by worker
+    SEGMENT_START,  # ms
+    SEGMENT_END,
+    SEGMENT_PASSES,
+    SEGMENT_RUNNING,  # running requests
+    SEGMENT_OUTPUT,  # tokens emitted
+    SEGMENT_PREFILL,  # prompt tokens computed
+    SEGMENT_BLOCKS,  # referenced KV blocks at its start
+    SEGMENT_HELD,  # KV_BLOCK_MS of the worker up to and including this line
+    SEGMENT_PREEMPTIONS,  # of the rank so far
+) = (np.int64(k) for k in range(11))
+SEGMENT_FIELDS = 11
+
 # --- answers of an entry point --------------------------------------------------------------------
 DONE, PAUSED, LOG_FULL, BAD_PRICE, NO_MOVE, TICKS_EXHAUSTED = (np.int64(k) for k in range(6))
 
@@ -260,4 +276,5 @@ class Scratch(NamedTuple):
     chunk: np.ndarray  # float64 [CHUNK_FIELDS, CHUNK]
     bins: np.ndarray  # int64 [GAP_BINS]
     log: np.ndarray  # float64 [3, capacity]: readmissions (request, at_ms, reused tokens)
-    log_length: np.ndarray  # int64 [1]
+    log_length: np.ndarray  # int64 [2]: lines of `log` and of `segments` in use
+    segments: np.ndarray  # float64 [SEGMENT_FIELDS, capacity]; no capacity: nothing is logged

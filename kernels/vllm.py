@@ -697,6 +697,16 @@ def emit_explicit(requests, pools, times, scratch, w, s, lists, end):
 
 
 @inner
+def tokens_to_emit(requests, s, lists):
+    """Tokens that the pass in flight emits at its end."""
+    tokens = s[FRONT]
+    for i in range(s[FRONT], s[RUNNING]):
+        q = np.int64(lists[s[RUN_OFFSET] + i])
+        tokens += np.int64(requests.state[LIMIT, q] > 0 and is_ready(requests, q))
+    return tokens
+
+
+@inner
 def end_rejected(requests, w, s, end):
     """Rejections of the pass become visible."""
     q = s[REJECTED_HEAD]

@@ -54,10 +54,23 @@ from vecsim.kernels.layout import (
     PENDING_PASSES,
     PREEMPTED_ANY,
     PREEMPTED_COUNT,
+    PREEMPTIONS,
     PREFILL_SCHEDULE_INTERVAL,
+    PREFILL_TOKENS,
     QUEUE_HEAD,
     REJECTED_HEAD,
     RUNNING,
+    SEGMENT_BLOCKS,
+    SEGMENT_END,
+    SEGMENT_FIRST,
+    SEGMENT_HELD,
+    SEGMENT_OUTPUT,
+    SEGMENT_PASSES,
+    SEGMENT_PREEMPTIONS,
+    SEGMENT_PREFILL,
+    SEGMENT_RANK,
+    SEGMENT_RUNNING,
+    SEGMENT_START,
     SETTLED,
     STEP,
     STRETCH,
@@ -84,6 +97,7 @@ from vecsim.kernels.vllm import (
     reusable_blocks,
     schedule,
     tokens_to_admit,
+    tokens_to_emit,
 )
 
 FRUITLESS_LIMIT = np.int64(1 << 12)
@@ -332,6 +346,25 @@ def is_drained(requests, ranks, first, dp_size, start, end):
 
 
 @inner
+def log_segment(scratch, w, s, rank, times, passes, output, prefill, held):
+    """Write what one rank did in a pass or stretch that is about to be closed."""
+    line = scratch.log_length[1]
+    segments = scratch.segments
+    segments[SEGMENT_RANK, line] = rank
+    segments[SEGMENT_FIRST, line] = w[PASSES]
+    segments[SEGMENT_START, line] = times[CLOCK]
+    segments[SEGMENT_END, line] = times[PASS_END]
+    segments[SEGMENT_PASSES, line] = passes
+    segments[SEGMENT_RUNNING, line] = s[RUNNING]
+    segments[SEGMENT_OUTPUT, line] = output
+    segments[SEGMENT_PREFILL, line] = prefill
+    segments[SEGMENT_BLOCKS, line] = s[NUM_BLOCKS] - s[FREE] - s[IDLE]
+    segments[SEGMENT_HELD, line] = times[KV_BLOCK_MS] + held
+    segments[SEGMENT_PREEMPTIONS, line] = s[PREEMPTIONS]
+    scratch.log_length[1] = line + 1
+
+
+@inner
 def close(ranks, workers, requests, worker, dp_size, passes):
     """Bookkeeping of a finished pass or stretch; the clock moves to its end."""
     w = workers.state[worker]
@@ -363,6 +396,10 @@ def close_pass(ranks, workers, requests, pools, scratch, worker, dp_size):
             continue
         strained |= s[PREEMPTED_ANY] != 0 or s[BUDGET] == s[TOKEN_BUDGET]
         moved |= s[SETTLED] > 0 or s[REJECTED_HEAD] >= 0
+        if scratch.segments.shape[1] > 0:
+            held = np.float64(s[NUM_BLOCKS] - s[FREE] - s[IDLE]) * (times[PASS_END] - times[CLOCK])
+            tokens = tokens_to_emit(requests, s, ranks.lists)
+            log_segment(scratch, w, s, r, times, np.int64(1), tokens, s[PREFILL_TOKENS], held)
         times[KV_BLOCK_MS] += apply(
             requests,
             pools,
@@ -387,7 +424,7 @@ def close_pass(ranks, workers, requests, pools, scratch, worker, dp_size):
 
 
 @inner
-def close_stretch(ranks, workers, requests, pools, worker, dp_size, passes):
+def close_stretch(ranks, workers, requests, pools, scratch, worker, dp_size, passes):
     """Settle a stretch of `passes` walked passes that ends at PASS_END."""
     w = workers.state[worker]
     times = workers.time[worker]
@@ -397,6 +434,8 @@ def close_stretch(ranks, workers, requests, pools, worker, dp_size, passes):
         s = ranks.fields[r]
         if s[PARTICIPATES] == 0:
             continue
+        if scratch.segments.shape[1] > 0:
+            log_segment(scratch, w, s, r, times, passes, s[FRONT] * passes, np.int64(0), 0.0)
         grow_running(requests, pools, s, s[GROWN])
         interval = s[PREFILL_SCHEDULE_INTERVAL]
         to_next_admission = (interval - w[STEP] % interval) % interval
@@ -415,7 +454,12 @@ def close_stretch(ranks, workers, requests, pools, worker, dp_size, passes):
 # --- advancing a worker that nobody else looks at -------------------------------------------------
 @inner
 def log_has_room(ranks, scratch, worker, dp_size):
-    """Whether every preempted request of the worker could be readmitted without filling the log."""
+    """Whether every preempted request of the worker could be readmitted without filling the log,
+    and every rank could log the segment that it has in flight."""
+    if scratch.segments.shape[1] > 0:
+        lines_left = np.int64(scratch.segments.shape[1]) - scratch.log_length[1]
+        if lines_left < np.int64(ranks.fields.shape[0]):
+            return False
     room = np.int64(scratch.log.shape[1]) - scratch.log_length[0]
     for r in range(worker * dp_size, (worker + 1) * dp_size):
         room -= ranks.fields[r, PREEMPTED_COUNT]
@@ -476,7 +520,7 @@ def advance(ranks, workers, requests, pools, scratch, worker, dp_size, until, se
                 return BAD_PRICE
             if passes == 0:
                 return DONE
-            code = close_stretch(ranks, workers, requests, pools, worker, dp_size, passes)
+            code = close_stretch(ranks, workers, requests, pools, scratch, worker, dp_size, passes)
         else:
             if workers.time[worker, PASS_END] > until:
                 return DONE

@@ -6,16 +6,22 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from vecsim.comparing import compare
     from vecsim.descriptors import Payload, ReplaySpec
     from vecsim.errors import InputError, NotSupportedYetError, SimulationError, VecsimError
+    from vecsim.pictures.html_report import write_report
     from vecsim.replaying import replay
     from vecsim.result import Result
+    from vecsim.sweeps.capacity import Capacity, capacity
+    from vecsim.sweeps.frame import SweepFrame, pareto_front
+    from vecsim.sweeps.running import SweepInterrupted, sweep
     from vecsim.timing import CompiledTiming
     from vecsim.traces import read_trace
     from vecsim.workload import Workload
 
 # Numba and Polars are imported when first needed, so that `vecsim --version` stays quick.
 _HOMES = {
+    "Capacity": "vecsim.sweeps.capacity",
     "CompiledTiming": "vecsim.timing",
     "InputError": "vecsim.errors",
     "NotSupportedYetError": "vecsim.errors",
@@ -23,13 +29,21 @@ _HOMES = {
     "ReplaySpec": "vecsim.descriptors",
     "Result": "vecsim.result",
     "SimulationError": "vecsim.errors",
+    "SweepFrame": "vecsim.sweeps.frame",
+    "SweepInterrupted": "vecsim.sweeps.running",
     "VecsimError": "vecsim.errors",
     "Workload": "vecsim.workload",
+    "capacity": "vecsim.sweeps.capacity",
+    "compare": "vecsim.comparing",
+    "pareto_front": "vecsim.sweeps.frame",
     "read_trace": "vecsim.traces",
     "replay": "vecsim.replaying",
+    "sweep": "vecsim.sweeps.running",
+    "write_report": "vecsim.pictures.html_report",
 }
 
 __all__ = [
+    "Capacity",
     "CompiledTiming",
     "InputError",
     "NotSupportedYetError",
@@ -37,10 +51,17 @@ __all__ = [
     "ReplaySpec",
     "Result",
     "SimulationError",
+    "SweepFrame",
+    "SweepInterrupted",
     "VecsimError",
     "Workload",
+    "capacity",
+    "compare",
+    "pareto_front",
     "read_trace",
     "replay",
+    "sweep",
+    "write_report",
 ]
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from vecsim.cli_plans import add_commands
 from vecsim.errors import InputError, VecsimError
 
 if TYPE_CHECKING:
@@ -196,6 +197,12 @@ def replay(
         bool,
         typer.Option("--overwrite", help="Replace earlier results.", rich_help_panel=_OUTPUT),
     ] = False,
+    timeline: Annotated[
+        bool,
+        typer.Option(
+            "--timeline", help="Record time series: timeline.parquet.", rich_help_panel=_OUTPUT
+        ),
+    ] = False,
     format_: Annotated[
         OutputFormat, typer.Option("--format", help="What to print.", rich_help_panel=_OUTPUT)
     ] = OutputFormat.table,
@@ -228,10 +235,13 @@ def replay(
         _check_output(output, overwrite)
     tree, workload, origin = _read_source(source, trace, max_in_flight)
     _apply(tree, settings, set_ or [])
-    result = _run(tree, workload, threads, origin)
+    result = _run(tree, workload, threads, origin, timeline)
     if output is not None:
         result.write(output, requests_format.value, overwrite)
     _print_result(result, format_)
+
+
+add_commands(app)
 
 
 def _check_output(folder: Path, overwrite: bool) -> None:
@@ -318,7 +328,11 @@ def _apply(tree: dict[str, Any], settings: dict[str, Any], assignments: list[str
 
 
 def _run(
-    tree: dict[str, Any], workload: Workload | None, threads: int | None, origin: dict[str, Any]
+    tree: dict[str, Any],
+    workload: Workload | None,
+    threads: int | None,
+    origin: dict[str, Any],
+    timeline: bool,
 ) -> Result:
     """Replay in a thread of its own: Ctrl-C and the progress bar need not wait for kernels."""
     from dataclasses import replace
@@ -333,7 +347,13 @@ def _run(
     def work() -> None:
         try:
             outcome.append(
-                run_replay(tree, workload=workload, threads=threads, progress=progress.update)
+                run_replay(
+                    tree,
+                    workload=workload,
+                    threads=threads,
+                    progress=progress.update,
+                    timeline=timeline,
+                )
             )
         except BaseException as error:
             outcome.append(error)

@@ -51,6 +51,17 @@ def replace_files(
             (folder / name).unlink(missing_ok=True)
 
 
+def replace_file(path: Path, write: Callable[[Path], object]) -> None:
+    """Write one file under a temporary name beside `path`, then rename it; makes its folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.parent / f".{path.name}.{os.getpid()}.tmp"
+    try:
+        write(temporary)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
 def check_target(folder: Path, names: tuple[str, ...], overwrite: bool) -> None:
     """Raise InputError unless the named files may be written into `folder`."""
     if folder.exists() and not folder.is_dir():

@@ -199,12 +199,13 @@ def describe(type_: inspect.Type) -> str:
     return words.get(type(type_), "a value")
 
 
-def _structs_of(type_: inspect.Type) -> Iterator[inspect.StructType]:
+def structs_of(type_: inspect.Type) -> Iterator[inspect.StructType]:
+    """The structs that a value of this type may be."""
     if isinstance(type_, inspect.StructType):
         yield type_
     elif isinstance(type_, inspect.UnionType):
         for option in type_.types:
-            yield from _structs_of(option)
+            yield from structs_of(option)
 
 
 def _names(type_: inspect.StructType, prefix: str, depth: int) -> Iterator[str]:
@@ -212,7 +213,7 @@ def _names(type_: inspect.StructType, prefix: str, depth: int) -> Iterator[str]:
     for field in type_.fields:
         yield prefix + field.name
         if depth:
-            for inner in _structs_of(field.type):
+            for inner in structs_of(field.type):
                 yield from _names(inner, f"{prefix}{field.name}.", depth - 1)
 
 

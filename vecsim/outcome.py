@@ -88,6 +88,8 @@ class Outcome:
             section 6).
         gaps: inter-token gaps.
         pools: one entry per pool; the aggregated pool is called "agg".
+        segments: float64 [SEGMENT_FIELDS, lines] (`vecsim.kernels.layout`), what each rank did in
+            each pass or stretch, by rank, then time; None unless asked for.
     """
 
     arrival_ms: np.ndarray
@@ -111,3 +113,4 @@ class Outcome:
     committed_prefill_tokens: int
     gaps: GapDistribution
     pools: tuple[PoolOutcome, ...]
+    segments: np.ndarray | None = None

@@ -31,6 +31,7 @@ def replay(
     decode_timing: CompiledTiming | None = None,
     threads: int | None = None,
     progress: bool | Progress = False,
+    timeline: bool = False,
 ) -> Result:
     """Replay a workload against a fleet, in virtual time.
 
@@ -41,6 +42,7 @@ def replay(
         threads: worker threads; None = one a core. Results do not depend on it.
         progress: True prints a progress line to stderr; a function is called with (requests ended,
             requests) now and then.
+        timeline: keep what `Result.timeline` is made of: a line for each pass or stretch of passes.
 
     Returns:
         The complete result.
@@ -62,15 +64,18 @@ def replay(
     check_supported(payload)
     roles = resolve(payload.spec)
     if workload is None:
-        workload = _authored_workload(payload)
+        workload = authored_workload(payload)
     else:
         _check_workload(workload, roles[0], payload)
-    outcome = _run(payload, workload, roles[0], timing, _threads(threads), _progress(progress))
+    outcome = _run(
+        payload, workload, roles[0], timing, thread_count(threads), _progress(progress), timeline
+    )
     wall_time_ms = (time.perf_counter() - started) * 1000.0
     return Result(payload, workload, outcome, roles, defaulted(source), wall_time_ms)
 
 
-def _authored_workload(payload: Payload) -> Workload:
+def authored_workload(payload: Payload) -> Workload:
+    """The workload that a payload describes itself: its `traffic`, else its inline requests."""
     if payload.traffic is not None:
         return Workload.from_traffic(payload.traffic, payload.spec)
     return Workload.from_requests(payload.spec.requests)
@@ -96,7 +101,8 @@ def _check_workload(workload: Workload, role: Role, payload: Payload) -> None:
         )
 
 
-def _threads(threads: int | None) -> int:
+def thread_count(threads: int | None) -> int:
+    """The number of threads to use; None = one a core. Raises InputError."""
     if threads is None:
         return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     if isinstance(threads, bool) or not isinstance(threads, int) or threads < 1:
@@ -122,6 +128,7 @@ def _run(
     timing: CompiledTiming | None,
     threads: int,
     progress: Progress | None,
+    timeline: bool,
 ) -> Outcome:
     spec = payload.spec
     max_in_flight = spec.max_in_flight
@@ -136,7 +143,7 @@ def _run(
     workers = spec.topology.workers.initial_workers
     coupled = max_in_flight is not None or (belady and workers > 1)
     horizon = np.inf if spec.max_sim_time_ms is None else spec.max_sim_time_ms
-    options = RunOptions(max_in_flight, coupled, tokenization, horizon, threads, progress)
+    options = RunOptions(max_in_flight, coupled, tokenization, horizon, threads, progress, timeline)
 
     def run(counted: np.ndarray | None) -> Outcome:
         state = lower(

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from vecsim.descriptors import Payload
     from vecsim.outcome import Outcome
+    from vecsim.pictures.charts import ResultPlots
     from vecsim.roles import Role
     from vecsim.workload import Workload
 
@@ -89,7 +90,12 @@ _WRITERS: dict[str, Callable[[pl.DataFrame, Path], Any]] = {
     "jsonl": lambda frame, path: frame.write_ndjson(path),
 }
 
-RESULT_FILES = (*(f"requests.{name}" for name in _WRITERS), "report.json", "config.json")
+RESULT_FILES = (
+    *(f"requests.{name}" for name in _WRITERS),
+    "report.json",
+    "config.json",
+    "timeline.parquet",
+)
 """Every name that `Result.write` may use in its folder."""
 
 # Statuses that end a request; the reference lists only these requests.
@@ -181,6 +187,30 @@ class Result:
         """One row per admission, by request and time; columns of `ADMISSIONS_SCHEMA`."""
         return _admissions_frame(self.outcome)
 
+    def timeline(self, bucket_ms: float | None = None, by: str = "pool") -> pl.DataFrame:
+        """Time series of the run, which needs `replay(..., timeline=True)`.
+
+        Args:
+            bucket_ms: width of a bucket (virtual ms); None = a round width, about 200 buckets.
+            by: "pool" for the whole pool, "worker" for each worker.
+
+        Returns:
+            Columns of `vecsim.timeline.TIMELINE_SCHEMA`, by worker, then time.
+
+        Raises:
+            InputError: the run kept no segment log; an impossible width.
+        """
+        from vecsim.timeline import build_timeline
+
+        return build_timeline(self.outcome, bucket_ms, by)
+
+    @property
+    def plot(self) -> ResultPlots:
+        """Charts of the run (needs `pip install vecsim[plot]`)."""
+        from vecsim.pictures.charts import ResultPlots
+
+        return ResultPlots.of(self)
+
     @cached_property
     def effective_config(self) -> dict[str, Any]:
         """The configuration that ran, without inline requests: `payload`, `defaulted` (paths left
@@ -228,7 +258,8 @@ class Result:
     def write(
         self, folder: str | Path, requests_format: str = "parquet", overwrite: bool = False
     ) -> Path:
-        """Write `requests.<format>`, `report.json` and `config.json` into `folder`.
+        """Write `requests.<format>`, `report.json` and `config.json` into `folder`, and
+        `timeline.parquet` if the run recorded one.
 
         Files appear whole or not at all: they are written under temporary names and renamed.
 
@@ -246,13 +277,16 @@ class Result:
         folder = Path(folder)
         writer = _WRITERS[requests_format]
         report, config = json_text(self.report), json_text(self.effective_config)
+        files = {
+            f"requests.{requests_format}": lambda path: writer(self.requests, path),
+            "report.json": lambda path: path.write_text(report, encoding="utf-8"),
+            "config.json": lambda path: path.write_text(config, encoding="utf-8"),
+        }
+        if self.outcome.segments is not None:
+            files["timeline.parquet"] = lambda path: self.timeline().write_parquet(path)
         replace_files(
             folder,
-            {
-                f"requests.{requests_format}": lambda path: writer(self.requests, path),
-                "report.json": lambda path: path.write_text(report, encoding="utf-8"),
-                "config.json": lambda path: path.write_text(config, encoding="utf-8"),
-            },
+            files,
             owned=RESULT_FILES,
             overwrite=overwrite,
         )

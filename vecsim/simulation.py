@@ -37,6 +37,7 @@ class RunOptions:
         horizon_ms: virtual time after which nothing is processed; infinity = run to the end.
         threads: threads to advance independent workers on. Results do not depend on it.
         progress: called with (requests ended, requests) now and then, or None.
+        record_segments: keep the segment log, from which time series are made.
     """
 
     max_in_flight: int | None
@@ -45,6 +46,7 @@ class RunOptions:
     horizon_ms: float
     threads: int
     progress: Progress | None
+    record_segments: bool = False
 
 
 def simulate(state: State, role: Role, options: RunOptions) -> Outcome:
@@ -87,6 +89,7 @@ def _lane(state: State, role: Role, options: RunOptions) -> _Lane:
     clock.state[aggregated.MAX_IN_FLIGHT] = min(options.max_in_flight or 0, requests)
     clock.state[aggregated.SEGMENTS] = _SEGMENTS_A_CALL
     clock.time[aggregated.HORIZON] = options.horizon_ms
+    lines = _LOG_LINES + len(state.ranks.fields) if options.record_segments else 0
     chunk = np.zeros((layout.CHUNK_FIELDS, layout.CHUNK))
     chunk[layout.COUNTING] = np.arange(layout.CHUNK)
     return _Lane(
@@ -95,7 +98,8 @@ def _lane(state: State, role: Role, options: RunOptions) -> _Lane:
             chunk=chunk,
             bins=np.zeros(GAP_BINS, np.int64),
             log=np.zeros((3, _LOG_LINES)),
-            log_length=np.zeros(1, np.int64),
+            log_length=np.zeros(2, np.int64),
+            segments=np.zeros((layout.SEGMENT_FIELDS, lines)),
         ),
     )
 
@@ -155,14 +159,23 @@ def _advance(state: State, options: RunOptions, lane: _Lane) -> bool:
     run = aggregated.run_coupled if options.coupled else aggregated.run_independent
     code = run(state.ranks, state.workers, state.requests, state.pools, lane.scratch, lane.clock)
     if code == layout.LOG_FULL:
-        log = lane.scratch.log
-        waiting = int(state.ranks.fields[:, layout.PREEMPTED_COUNT].sum())
-        longer = np.zeros((3, 2 * log.shape[1] + waiting))
-        longer[:, : log.shape[1]] = log
-        lane.scratch = lane.scratch._replace(log=longer)
+        lane.scratch = _with_longer_logs(state, lane.scratch)
     elif code not in (layout.DONE, layout.PAUSED):
         raise SimulationError(_failure(int(code), state))
     return code == layout.DONE
+
+
+def _with_longer_logs(state: State, scratch: Scratch) -> Scratch:
+    """The scratch with twice the room in each log that is nearly full."""
+    log, segments = scratch.log, scratch.segments
+    waiting = int(state.ranks.fields[:, layout.PREEMPTED_COUNT].sum())
+    if log.shape[1] - scratch.log_length[0] <= waiting:
+        log = np.zeros((3, 2 * log.shape[1] + waiting))
+        log[:, : scratch.log.shape[1]] = scratch.log
+    if 0 < segments.shape[1] <= scratch.log_length[1] + len(state.ranks.fields):
+        segments = np.zeros((layout.SEGMENT_FIELDS, 2 * segments.shape[1]))
+        segments[:, : scratch.segments.shape[1]] = scratch.segments
+    return scratch._replace(log=log, segments=segments)
 
 
 def _failure(code: int, state: State) -> str:
@@ -248,6 +261,7 @@ def _outcome(state: State, role: Role, options: RunOptions, lanes: list[_Lane]) 
         end_ms=end_ms,
         committed_prefill_tokens=int(state.ranks.fields[:, layout.COMMITTED_PREFILL].sum()),
         gaps=_gaps(state, lanes),
+        segments=_segments(options, lanes),
         pools=(
             PoolOutcome(
                 name="agg",
@@ -274,6 +288,16 @@ def _settle_fronts(state: State) -> None:
         state.requests.state[layout.GENERATED, members] += np.int32(s[layout.TICK])
         clock = state.workers.time[r // dp_size, layout.CLOCK]
         state.requests.time[layout.LAST_TOKEN, members] = clock
+
+
+def _segments(options: RunOptions, lanes: list[_Lane]) -> np.ndarray | None:
+    """float64 [SEGMENT_FIELDS, lines], by rank, then time; None if not kept."""
+    if not options.record_segments:
+        return None
+    lines = np.concatenate(
+        [lane.scratch.segments[:, : int(lane.scratch.log_length[1])] for lane in lanes], axis=1
+    )
+    return lines[:, np.argsort(lines[layout.SEGMENT_RANK], kind="stable")]
 
 
 def _readmissions(state: State, lanes: list[_Lane]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -7,6 +7,7 @@ stands beside `spec` in a wrapped one (`traffic`, `tokenization`, ...) keeps its
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 import re
 import warnings
@@ -19,7 +20,7 @@ from msgspec import inspect
 from vecsim.descriptors import ALIASES, Payload, ReplaySpec
 from vecsim.documents import join, read_document
 from vecsim.errors import MISSING, InputError
-from vecsim.inspection import Inspection, has_default, plain
+from vecsim.inspection import Inspection, has_default, nearest, plain, structs_of
 
 Source = dict[str, Any] | Payload | ReplaySpec | str | os.PathLike[str]
 
@@ -70,6 +71,11 @@ def to_dict(payload: Payload) -> dict[str, Any]:
 def to_json(payload: Payload) -> str:
     """The payload as indented JSON, every field written out."""
     return msgspec.json.format(msgspec.json.encode(payload), indent=2).decode()
+
+
+def authored(source: Source) -> dict[str, Any]:
+    """The source as a tree of builtins that the caller may change. Raises InputError."""
+    return copy.deepcopy(_tree(source))
 
 
 def json_schema() -> dict[str, Any]:
@@ -131,6 +137,35 @@ def set_path(tree: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
         node = child
     _assign(node, keys[-1], value, path)
     return tree
+
+
+def ignored_keys(source: Source) -> list[str]:
+    """Paths of the keys that have no effect; empty for a spec that does not parse."""
+    return _inspect(_wrap(_tree(source)))[1].ignored
+
+
+def check_path(where: str, path: str) -> None:
+    """Raise InputError, named `where`, unless `path` leads to a field that a spec can have.
+
+    Below lists and free-form values (`config`) every path is taken.
+    """
+    keys = _split_path(path)
+    if keys[0] == "spec" and len(keys) > 1:
+        keys = keys[1:]
+    structs = [_PAYLOAD] if keys[0] in _ENVELOPE else [inspect.type_info(ReplaySpec)]
+    for key in keys:
+        if not structs or not isinstance(key, str):
+            return
+        if key in {struct.tag_field for struct in structs} or any(
+            key in ALIASES.get(struct.cls, {}) for struct in structs
+        ):
+            return
+        fields = [f for struct in structs for f in struct.fields if f.encode_name == key]
+        if not fields:
+            near = next(filter(None, (nearest(key, struct) for struct in structs)), "")
+            known = f"; the nearest to {key} is {near}" if near else ""
+            raise InputError(where, path, f"a field path such as engine.rank.block_size{known}")
+        structs = [struct for field in fields for struct in structs_of(field.type)]
 
 
 # --- reading --------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -33,6 +34,8 @@ from vecsim.columns import (
 from vecsim.errors import InputError
 
 _DEFAULT_TOKEN_STRIDE = 1_000_003
+_BUILDING = threading.Lock()
+"""Replays on several threads share a workload; the first to need a tree builds it."""
 
 
 @dataclass(frozen=True)
@@ -279,10 +282,11 @@ class Workload:
         engine_block = positive_int("engine_block", engine_block)
         by_content = self.output_offsets is None and self.block_tokens % engine_block == 0
         key = 0 if by_content else engine_block
-        tree = self._trees.get(key)
-        if tree is None:
-            build = _content_tree if by_content else _engine_tree
-            tree = self._trees[key] = build(self, engine_block)
+        with _BUILDING:
+            tree = self._trees.get(key)
+            if tree is None:
+                build = _content_tree if by_content else _engine_tree
+                tree = self._trees[key] = build(self, engine_block)
         return tree
 
 

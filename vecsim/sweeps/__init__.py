@@ -1,0 +1,1 @@
+"""Many replays at once: axes, sweeps, Pareto fronts and capacity answers."""
