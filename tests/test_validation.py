@@ -19,7 +19,7 @@ HERE = Path(__file__).parent
 CASES = HERE / "conformance" / "cases"
 REFUSED_FIELDS = json.loads((HERE / "refused_fields.json").read_text())
 BUILT_FEATURES = {
-    *("dp", "belady", "closed_loop", "time_limit", "sla", "tokenization"),
+    *("dp", "belady", "closed_loop", "time_limit", "sla", "tokenization", "trtllm"),
     *("trace", "mooncake", "speedup", "sessions"),
 }
 """Features of the case files that descriptors may ask for. Sessions are a matter of trace rows."""

@@ -84,6 +84,9 @@ def lower(
         order = by_rank if order is None else order[by_rank]
     limit, reason, longest = _output_limits(workload, role.rank)
     params, factors = _params(role, longest, eviction, timing)
+    if np.any((workload.input_length == 0) & (limit > 0)):
+        # Room for a preempted empty prompt is made by undoing scheduled work: duplicates arise.
+        params[layout.SINGLE_COPIES] = role.rank.enable_prefix_caching
     paths = _paths(workload, role.rank, longest, order, workers * role.dp_size)
     params[layout.BLOCKS_PER_NODE] = paths.blocks_per_node[0]
     ranks = _ranks(workers * role.dp_size, params, factors)

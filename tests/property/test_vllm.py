@@ -11,13 +11,15 @@ SEEDS_PER_FEATURE = 60
 def test_equals_the_slow_model(feature):
     start = 10_000 * (1 + specs.FEATURES.index(feature))
     differing = {}
+    met = 0
     for seed in range(start, start + SEEDS_PER_FEATURE):
         payload = specs.make(seed, (feature,), ("refused",))
-        assert feature in specs.features_of(payload) or feature in ("planned", "prefix")
+        met += feature in specs.features_of(payload)
         lines = trial.run(payload, "vecsim", None).lines
         if lines:
             differing[seed] = lines
     assert differing == {}
+    assert met >= SEEDS_PER_FEATURE // 3
 
 
 def test_random_specs_meet_the_edges():
