@@ -107,6 +107,7 @@ def workload_of(rows: list[dict]) -> SimpleNamespace:
     names = [row.get("request_id") for row in rows]
     sessions = [row.get("session_id") for row in rows]
     return SimpleNamespace(
+        session_cap=None,
         input_length=np.array([row.get("input_length", 0) for row in rows], dtype=np.int32),
         output_length=np.array(
             [row.get("asked", row.get("output_length", 0)) for row in rows], dtype=np.int32

@@ -279,7 +279,7 @@ def test_nothing_is_written_unless_asked(run, trace, tmp_path, monkeypatch):
     ("arguments", "named"),
     [
         (["absent.jsonl"], "absent.jsonl"),
-        (["."], "."),
+        (["."], "expected a trace in one of the formats"),
         (["{trace}", "--workers", "0"], "topology.workers.initial_workers"),
         (["{trace}", "--workers", "many"], "--workers"),
         (["{trace}", "--backend", "vlm"], "engine.rank.backend"),

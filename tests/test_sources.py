@@ -47,10 +47,17 @@ def test_compressed_data_is_a_trace(tmp_path, name):
     assert is_trace(path)
 
 
-def test_a_missing_file_and_a_folder_are_named(tmp_path):
-    for path in (tmp_path / "absent.jsonl", tmp_path):
-        with pytest.raises(InputError, match=path.name):
-            is_trace(path)
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(InputError, match=r"absent.jsonl"):
+        is_trace(tmp_path / "absent.jsonl")
+
+
+def test_folders_and_patterns_are_shards_of_a_trace(tmp_path):
+    assert is_trace(tmp_path)
+    assert is_trace(tmp_path / "*.jsonl")
+    nested = tmp_path / "weka.json"
+    nested.write_text('{\n "id": "t",\n "hash_id_scope": "local"}')
+    assert is_trace(nested)
 
 
 @pytest.mark.parametrize(

@@ -124,7 +124,10 @@ def test_malformed_files_are_answered_in_one_line(tmp_path, name) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"format": "azur"}, "format: got 'azur', expected one of auto, mooncake, azure (did you"),
+        (
+            {"format": "azur"},
+            "format: got 'azur', expected one of auto, agentic_mooncake, dynamo, weka,",
+        ),
         ({"time_unit": "minutes"}, "time_unit: got 'minutes', expected one of s, ms, us, ns"),
         ({"block_size": 0}, "block_size: got 0, expected a whole number, 1 or more"),
         ({"block_size": 1.5}, "block_size: got 1.5"),
@@ -139,9 +142,14 @@ def test_bad_arguments(tmp_path, arguments, message) -> None:
 
 
 def test_unreadable_paths(tmp_path) -> None:
-    for path in (tmp_path, tmp_path / "absent.jsonl"):
-        with pytest.raises(InputError, match=r"trace file: got .*, expected a readable file \("):
-            read_trace(path)
+    with pytest.raises(InputError, match=r"trace file: got .*, expected a readable file \("):
+        read_trace(tmp_path / "absent.jsonl")
+    with pytest.raises(InputError, match=r"trace folder: got .*, expected a folder that holds"):
+        read_trace(tmp_path)
+    with pytest.raises(InputError, match=r"trace files: got .*, expected a pattern"):
+        read_trace(tmp_path / "*.jsonl")
+    with pytest.raises(InputError, match=r"path: got \[\], expected at least one file"):
+        read_trace([])
 
 
 def test_a_named_format_is_not_guessed(tmp_path) -> None:

@@ -16,10 +16,12 @@ import polars as pl
 import pytest
 
 from tests.trace_text import AZURE_2023, AZURE_2024, MOONCAKE, line, write, zstd_frame
-from vecsim.errors import InputError, NotSupportedYetError
-from vecsim.traces import azure, mooncake, read_trace
+from vecsim.errors import InputError
+from vecsim.traces import delimited, mooncake, read_trace
 from vecsim.traces.files import TraceFile
+from vecsim.traces.raw import _plain_numbers, plain_dates
 from vecsim.traces.table import ReadOptions, TraceTable
+from vecsim.traces.times import milliseconds, nanoseconds
 from vecsim.workload import Workload
 
 
@@ -312,23 +314,41 @@ def test_many_equal_times_and_long_gaps(tmp_path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "where"),
+    ("rows", "turns", "delays"),
     [
-        (line(session_id="s") + line(session_id="s", timestamp=5), "trace.jsonl:2, session_id"),
-        (line() + line() + line(session_id="request_2"), "trace.jsonl:3, session_id"),
-        (line(session_id="s") + line(session_id="s", delay=5), "trace.jsonl:2, session_id"),
+        ([line(session_id="s"), line(session_id="s", timestamp=5)], [0, 1], [0.0, 5.0]),
+        ([line(), line(), line(session_id="request_2")], [0, 0, 1], [0.0, 0.0, 0.0]),
+        ([line(session_id="s"), line(session_id="s", delay=5)], [0, 1], [0.0, 5.0]),
+        ([line(session_id="s"), line(session_id="s", timestamp=None)], [0, 1], [0.0, 0.0]),
         (
-            "[" + line(session_id="s") + "," + line(session_id="s", timestamp=None) + "]",
-            "trace.jsonl, item 2, session_id",
+            [
+                line(session_id="s"),
+                line(session_id="s", timestamp=None, delay=5),
+                line(session_id="s", timestamp=100),
+            ],
+            [0, 1, 2],
+            [0.0, 5.0, 100.0],
         ),
     ],
 )
-def test_several_turns_are_not_supported_yet(tmp_path, text, where) -> None:
-    path = write(tmp_path, text)
-    with pytest.raises(NotSupportedYetError) as caught:
-        read_trace(path)
-    assert where in str(caught.value)
-    assert "sessions" in str(caught.value)
+def test_turns_and_their_delays(tmp_path, rows, turns, delays) -> None:
+    for text in ("".join(rows), "[" + ",".join(rows) + "]"):
+        sessions = read_trace(write(tmp_path, text)).sessions
+        assert sessions.turn.tolist() == turns
+        assert sessions.delay_ms.tolist() == delays
+        assert sessions.count == turns.count(0)
+        assert not sessions.accumulate
+    faster = read_trace(write(tmp_path, "".join(rows)), arrival_speedup_ratio=4.0).sessions
+    assert faster.delay_ms.tolist() == [delay / 4 for delay in delays]
+
+
+def test_sessions_are_numbered_by_first_appearance(tmp_path) -> None:
+    rows = [line(session_id=name, timestamp=k) for k, name in enumerate("babcab")]
+    workload = read_trace(write(tmp_path, "".join(rows)))
+    assert workload.sessions.session.tolist() == [0, 1, 0, 2, 1, 0]
+    assert workload.arrival_ms.tolist() == [0.0, 1.0, 0.0, 3.0, 1.0, 0.0]
+    offsets, order = workload.sessions.rows()
+    assert (offsets.tolist(), order.tolist()) == ([0, 3, 5, 6], [0, 2, 5, 1, 4, 3])
 
 
 @pytest.mark.parametrize(
@@ -363,10 +383,9 @@ def test_several_turns_are_not_supported_yet(tmp_path, text, where) -> None:
         ([line(session_id="s")] * 2 + [line(hash_ids=[])], ":3, input_length: got 100"),
     ],
 )
-def test_sessions_are_validated_before_they_are_refused(tmp_path, rows, message) -> None:
-    with pytest.raises(InputError, match=re.escape(message)) as caught:
+def test_sessions_are_validated(tmp_path, rows, message) -> None:
+    with pytest.raises(InputError, match=re.escape(message)):
         read_trace(write(tmp_path, "".join(rows)))
-    assert not isinstance(caught.value, NotSupportedYetError)
 
 
 # --- the fast pass agrees with the pass over lines ------------------------------------------------
@@ -377,7 +396,8 @@ def assert_equal_tables(a: TraceTable, b: TraceTable) -> None:
     np.testing.assert_array_equal(a.times.values, b.times.values)
     np.testing.assert_array_equal(a.input_length, b.input_length)
     np.testing.assert_array_equal(a.output_length, b.output_length)
-    assert a.session_id.to_list() == b.session_id.to_list()
+    assert a.numbers.tolist() == b.numbers.tolist()
+    assert (a.session_id is None) == (b.session_id is None)
     assert (a.ids is None) == (b.ids is None)
     for one, other in zip(a.ids or (), b.ids or (), strict=True):
         np.testing.assert_array_equal(one, other)
@@ -420,20 +440,56 @@ def test_fast_mooncake_pass_agrees_with_lines() -> None:
     assert accepted > 50
 
 
-def test_fast_azure_pass_agrees_with_lines() -> None:
-    options = ReadOptions()
+def test_fast_csv_pass_agrees_with_lines() -> None:
+    names, positions = list(delimited.AZURE[:3]), [0, 1, 2]
     accepted = 0
     for changed in mutations(AZURE_2023.replace("\n", "\r\n"), CSV_FRAGMENTS, seed=1, count=1200):
         file = TraceFile("t", changed.encode())
         try:
-            header = azure._read_header(file)
+            header = delimited._read_header(file, names)
         except InputError:
             continue
-        fast = azure._read_whole(file, options, header)
+        fast = delimited._read_whole(file, header, names, positions, None)
+        try:
+            slow = delimited._read_lines(file, header, names, positions, None)
+        except InputError:
+            assert fast is None, changed
+            continue
         if fast is not None:
             accepted += 1
-            assert_equal_tables(fast, azure._read_lines(file, options, header))
+            assert fast.frame.equals(slow.frame), changed
+            assert fast.numbers.tolist() == slow.numbers.tolist()
     assert accepted > 20
+
+
+def test_fast_dates_agree_with_each_date() -> None:
+    rng = random.Random(2)
+    texts = ["2024-02-29 23:59:59", "1678-01-01T00:00:00.1", "2261-12-31 23:59:59.999999999"]
+    for _ in range(500):
+        day, month = rng.randrange(0, 33), rng.randrange(0, 14)
+        clock = f"{rng.randrange(25):02}:{rng.randrange(61):02}:{rng.randrange(61):02}"
+        digits = "".join(rng.choice("0123456789") for _ in range(rng.randrange(10)))
+        fraction = "." + digits if digits else ""
+        year = rng.choice([1700, 1900, 2000, 2023, 2100])
+        texts.append(f"{year}-{month:02}-{day:02}{rng.choice(' T')}{clock}{fraction}")
+    good = [text for text in texts if nanoseconds(text) is not None]
+    assert 100 < len(good) < len(texts)
+    for suffix in ("", "Z", "+00:00"):
+        times = plain_dates(pl.Series([text + suffix for text in good]))
+        assert times.values.tolist() == [nanoseconds(text) for text in good]
+    for text in set(texts) - set(good):
+        assert plain_dates(pl.Series([text])) is None
+
+
+def test_fast_numbers_agree_with_each_number() -> None:
+    rng = random.Random(3)
+    texts = [
+        f"{rng.randrange(10 ** rng.randrange(1, 9))}.{rng.randrange(10 ** rng.randrange(1, 7))}"
+        for _ in range(2000)
+    ]
+    for unit in ("s", "ms", "us", "ns"):
+        times = _plain_numbers(pl.Series(texts), unit)
+        assert times.values.tolist() == [milliseconds(text, unit) for text in texts]
 
 
 def test_fast_pass_reads_floats_to_the_last_bit() -> None:

@@ -399,15 +399,6 @@ def test_traffic_rules(traffic, field):
         ),
         ({"adapters.scaling": {"provider": "plan"}}, "adapters.scaling.provider (plan)"),
         ({"capture_performance_diagnostics": True}, "capture_performance_diagnostics (True)"),
-        (
-            {"traffic": {"source_type": "trace", "trace_path": "t", "trace_format": "dynamo"}},
-            "traffic.trace_format (dynamo)",
-        ),
-        (
-            {"traffic": {"source_type": "synthetic", "isl": 1, "osl": 1, "request_count": 1}},
-            "traffic.source_type (synthetic)",
-        ),
-        ({"traffic": {"source_type": "trace", "trace_paths": ["t"]}}, "traffic.trace_paths"),
     ],
 )
 def test_unbuilt_features_are_named(changes, message):

@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 
 from vecsim.descriptors import ReplayRequest, Traffic
-from vecsim.errors import InputError, NotSupportedYetError
+from vecsim.errors import InputError
 from vecsim.workload import Workload
 
 
@@ -373,15 +373,4 @@ def test_traffic_of_a_trace(tmp_path, monkeypatch) -> None:
 def test_traffic_errors_name_the_field(changes, message) -> None:
     given = {"source_type": "trace", "trace_path": "t.jsonl"} | changes
     with pytest.raises(InputError, match=message):
-        Workload.from_traffic(Traffic(**given), spec=SimpleNamespace())
-
-
-@pytest.mark.parametrize(
-    "changes", [{"source_type": "synthetic"}, {"trace_paths": ["a.jsonl", "b.jsonl"]}]
-)
-def test_traffic_not_built_yet(changes) -> None:
-    given = {"source_type": "trace", "trace_path": "t.jsonl"} | changes
-    with pytest.raises(
-        NotSupportedYetError, match=f"not supported yet: traffic.{next(iter(changes))}"
-    ):
         Workload.from_traffic(Traffic(**given), spec=SimpleNamespace())

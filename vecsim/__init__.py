@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from vecsim.sweeps.capacity import Capacity, capacity
     from vecsim.sweeps.frame import SweepFrame, pareto_front
     from vecsim.sweeps.running import SweepInterrupted, sweep
+    from vecsim.synthetic.generate import synthesize
     from vecsim.timing import CompiledTiming
     from vecsim.traces import read_trace
     from vecsim.workload import Workload
@@ -39,6 +40,7 @@ _HOMES = {
     "read_trace": "vecsim.traces",
     "replay": "vecsim.replaying",
     "sweep": "vecsim.sweeps.running",
+    "synthesize": "vecsim.synthetic.generate",
     "write_report": "vecsim.pictures.html_report",
 }
 
@@ -61,6 +63,7 @@ __all__ = [
     "read_trace",
     "replay",
     "sweep",
+    "synthesize",
     "write_report",
 ]
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vecsim.cli_plans import add_commands
+from vecsim.cli_trace import app as trace_app
 from vecsim.errors import InputError, VecsimError
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from vecsim.workload import Workload
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, no_args_is_help=True)
+app.add_typer(trace_app, name="trace")
 
 _UsageError: type[Exception] = typer.BadParameter.__base__  # not exported by name
 _PROGRESS_AFTER_S = 1.0
@@ -117,7 +119,7 @@ def replay(
         Path,
         typer.Argument(
             metavar="SOURCE",
-            help="A trace (Mooncake JSONL or Azure CSV, also .gz and .zst), "
+            help="A trace (also .gz and .zst; a folder or a quoted glob of shards), "
             "or a replay spec (JSON or YAML).",
         ),
     ],
@@ -164,6 +166,12 @@ def replay(
         str | None,
         typer.Option(help="Unit of the time stamps: s, ms, us, ns.", rich_help_panel=_TRACE),
     ] = None,
+    trace_format: Annotated[
+        str | None,
+        typer.Option(
+            help="Format of the trace.", show_default="by content", rich_help_panel=_TRACE
+        ),
+    ] = None,
     trace_block_size: Annotated[
         int | None,
         typer.Option(
@@ -183,6 +191,17 @@ def replay(
         float | None,
         typer.Option(help="Goodput bound: end-to-end latency (ms).", rich_help_panel=_OUTPUT),
     ] = None,
+    warmup_ms: Annotated[
+        float,
+        typer.Option(
+            help="Leave requests out of the metrics that arrive less than this after the first.",
+            rich_help_panel=_OUTPUT,
+        ),
+    ] = 0.0,
+    cooldown_ms: Annotated[
+        float,
+        typer.Option(help="The same, before the last arrival (ms).", rich_help_panel=_OUTPUT),
+    ] = 0.0,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -229,13 +248,15 @@ def replay(
         "arrival_speedup": arrival_speedup,
         "limit": limit,
         "time_unit": time_unit,
+        "trace_format": trace_format,
         "trace_block_size": trace_block_size,
     }
     if output is not None:
         _check_output(output, overwrite)
     tree, workload, origin = _read_source(source, trace, max_in_flight)
     _apply(tree, settings, set_ or [])
-    result = _run(tree, workload, threads, origin, timeline)
+    windows = {"warmup_ms": warmup_ms, "cooldown_ms": cooldown_ms}
+    result = _run(tree, workload, threads, origin, windows, timeline)
     if output is not None:
         result.write(output, requests_format.value, overwrite)
     _print_result(result, format_)
@@ -269,6 +290,7 @@ def _read_source(
 
     options = {
         "time_unit": trace["time_unit"],
+        "format": trace["trace_format"],
         "limit": trace["limit"],
         "block_size": trace["trace_block_size"],
         "arrival_speedup_ratio": trace["arrival_speedup"],
@@ -294,6 +316,7 @@ def _set_traffic(tree: dict[str, Any], trace: dict[str, Any], max_in_flight: int
         set_path(tree, cap, max_in_flight)
     fields = {
         "arrival_speedup": "traffic.arrival_speedup_ratio",
+        "trace_format": "traffic.trace_format",
         "trace_block_size": "traffic.trace_block_size",
     }
     for name, value in trace.items():
@@ -332,6 +355,7 @@ def _run(
     workload: Workload | None,
     threads: int | None,
     origin: dict[str, Any],
+    windows: dict[str, float],
     timeline: bool,
 ) -> Result:
     """Replay in a thread of its own: Ctrl-C and the progress bar need not wait for kernels."""
@@ -353,6 +377,7 @@ def _run(
                     threads=threads,
                     progress=progress.update,
                     timeline=timeline,
+                    **windows,
                 )
             )
         except BaseException as error:
@@ -372,7 +397,8 @@ def _run(
         os._exit(130)  # a kernel cannot be interrupted; nothing has been written yet
     if isinstance(outcome[0], BaseException):
         raise outcome[0]
-    return replace(outcome[0], source=origin)
+    given = {name: value for name, value in windows.items() if value}
+    return replace(outcome[0], source={**origin, **given})
 
 
 class _Progress:

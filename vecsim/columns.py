@@ -145,11 +145,6 @@ def optional(values: list[Any], build: Callable[[list[Any]], Any]) -> Any:
     return None if all(value is None for value in values) else build(values)
 
 
-def head_of_csr(offsets: np.ndarray | None, ids: np.ndarray | None, n: int) -> tuple[Any, Any]:
-    """The first `n` spans."""
-    return (None, None) if offsets is None else (offsets[: n + 1], ids[: offsets[n]])
-
-
 def check_ratio(name: str, ratio: Any) -> float:
     """A speed-up ratio: finite and above 0."""
     if isinstance(ratio, bool) or not isinstance(ratio, (int, float, np.number)):

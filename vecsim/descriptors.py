@@ -406,10 +406,12 @@ class Traffic(_Closed, kw_only=True):
 
 
 class Payload(_Open, kw_only=True):
-    """A spec with what surrounds it. `traffic`, where given, replaces the inline requests."""
+    """A spec with what surrounds it. `traffic`, where given, replaces the inline requests; so does
+    `workload`, a description of a synthetic workload (`vecsim.synthetic.description`)."""
 
     spec: ReplaySpec
     traffic: Traffic | None = None
+    workload: Any = None
     tokenization: Tokenization | None = None
     determinism: Literal["random", "canonical_v1"] = "random"
     capture_performance_diagnostics: bool = False

@@ -9,12 +9,14 @@ import time
 import numpy as np
 
 from vecsim.descriptors import Payload
-from vecsim.errors import InputError
+from vecsim.errors import InputError, NotSupportedYetError
 from vecsim.kernels import layout
 from vecsim.lower import lower
+from vecsim.measuring import Measured, check_windows, measured_of
 from vecsim.outcome import Outcome
 from vecsim.result import Result
 from vecsim.roles import Role, resolve
+from vecsim.sessions import session_cap
 from vecsim.simulation import Progress, RunOptions, simulate
 from vecsim.spec import Source, defaulted, load
 from vecsim.timing import CompiledTiming, check_timing
@@ -32,6 +34,8 @@ def replay(
     threads: int | None = None,
     progress: bool | Progress = False,
     timeline: bool = False,
+    warmup_ms: float = 0.0,
+    cooldown_ms: float = 0.0,
 ) -> Result:
     """Replay a workload against a fleet, in virtual time.
 
@@ -43,6 +47,8 @@ def replay(
         progress: True prints a progress line to stderr; a function is called with (requests ended,
             requests) now and then.
         timeline: keep what `Result.timeline` is made of: a line for each pass or stretch of passes.
+        warmup_ms, cooldown_ms: the metrics leave out requests that arrive less than this after the
+            first arrival, or before the last; they are simulated all the same.
 
     Returns:
         The complete result.
@@ -59,6 +65,7 @@ def replay(
         ("decode_timing", decode_timing),
     ):
         check_timing(name, model)
+    check_windows(warmup_ms, cooldown_ms)
     payload = load(source)
     validate(payload)
     check_supported(payload)
@@ -67,17 +74,31 @@ def replay(
         workload = authored_workload(payload)
     else:
         _check_workload(workload, roles[0], payload)
-    outcome = _run(
-        payload, workload, roles[0], timing, thread_count(threads), _progress(progress), timeline
+    _check_waits(workload)
+    outcome, measured = _run(
+        payload,
+        workload,
+        roles[0],
+        timing,
+        thread_count(threads),
+        _progress(progress),
+        timeline,
+        (warmup_ms, cooldown_ms),
     )
     wall_time_ms = (time.perf_counter() - started) * 1000.0
-    return Result(payload, workload, outcome, roles, defaulted(source), wall_time_ms)
+    return Result(
+        payload, workload, outcome, roles, defaulted(source), wall_time_ms, measured=measured
+    )
 
 
 def authored_workload(payload: Payload) -> Workload:
     """The workload that a payload describes itself: its `traffic`, else its inline requests."""
     if payload.traffic is not None:
         return Workload.from_traffic(payload.traffic, payload.spec)
+    if payload.workload is not None:
+        from vecsim.synthetic.generate import workload_of_description
+
+        return workload_of_description(payload.workload)
     return Workload.from_requests(payload.spec.requests)
 
 
@@ -99,6 +120,14 @@ def _check_workload(workload: Workload, role: Role, payload: Payload) -> None:
         raise InputError(
             "workload", "lengths only", "token or hash ids: belady looks them up ahead"
         )
+
+
+def _check_waits(workload: Workload) -> None:
+    """Refuse requests that wait for others: the clock does not know them yet."""
+    if workload.dependencies is not None:
+        raise NotSupportedYetError("workload.dependencies", "graphs of requests")
+    if workload.sessions is not None:
+        raise NotSupportedYetError("workload.sessions", "sessions of several turns")
 
 
 def thread_count(threads: int | None) -> int:
@@ -129,12 +158,13 @@ def _run(
     threads: int,
     progress: Progress | None,
     timeline: bool,
-) -> Outcome:
+    windows: tuple[float, float],
+) -> tuple[Outcome, Measured | None]:
     spec = payload.spec
     max_in_flight = spec.max_in_flight
     authored_order = False
-    if payload.traffic is not None:
-        max_in_flight = payload.traffic.replay_concurrency
+    if payload.traffic is not None or workload.session_cap is not None:
+        max_in_flight = session_cap(payload.traffic, workload)
         authored_order = max_in_flight is not None
     tokenization = payload.tokenization
     if tokenization and not (tokenization.base_ms or tokenization.per_input_token_ms):
@@ -161,9 +191,12 @@ def _run(
         return simulate(state, role, options)
 
     outcome = run(None)
-    completed = outcome.status == layout.COMPLETED
-    if np.any(outcome.output_length[~completed] > 1):
+    measured = measured_of(outcome.arrival_ms, *windows)
+    counted = outcome.status == layout.COMPLETED
+    if measured is not None:
+        counted &= measured.rows
+    if np.any(outcome.output_length[~counted] > 1):
         # Gaps count for completed requests only, and who completes is known only now.
         options = dataclasses.replace(options, progress=None)
-        outcome = run(completed)
-    return outcome
+        outcome = run(counted)
+    return outcome, measured

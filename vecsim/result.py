@@ -17,6 +17,8 @@ from vecsim import report as metrics
 from vecsim.errors import InputError
 from vecsim.files import json_text, replace_files
 from vecsim.kernels import layout
+from vecsim.measuring import Measured, restrict
+from vecsim.sessions import session_cap
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -141,6 +143,7 @@ class Result:
         defaulted: field paths of the descriptor that were left to their default.
         wall_time_ms: host time of the run (ms); the only number here that is not simulated.
         source: where the workload came from, echoed in `effective_config`.
+        measured: what the report covers, where there is a warm-up or cool-down; None = everything.
     """
 
     payload: Payload
@@ -150,6 +153,7 @@ class Result:
     defaulted: list[str]
     wall_time_ms: float
     source: dict[str, Any] = field(default_factory=dict)
+    measured: Measured | None = None
 
     @cached_property
     def _latencies(self) -> metrics.Latencies:
@@ -161,20 +165,28 @@ class Result:
         so that equal inputs give equal reports."""
         spec = self.payload.spec
         bounds = {name: getattr(spec.sla, name) for name in ("ttft_ms", "itl_ms", "e2e_ms")}
-        return metrics.build_report(
-            self.outcome,
-            self._latencies,
-            self.workload.input_length,
+        outcome, latencies = self.outcome, self._latencies
+        input_length = self.workload.input_length
+        if self.measured is not None:
+            outcome = restrict(outcome, self.measured)
+            latencies = metrics.latencies(outcome)
+            input_length = input_length[self.measured.rows]
+        report = metrics.build_report(
+            outcome,
+            latencies,
+            input_length,
             sla={name: bound for name, bound in bounds.items() if bound is not None},
             closed_loop=self._closed_loop,
             kv_eviction_policy=str(spec.engine.kv_eviction_policy),
         )
+        if self.measured is not None:
+            report["excluded_requests"] = int((~self.measured.rows).sum())
+        return report
 
     @property
     def _closed_loop(self) -> bool:
-        traffic = self.payload.traffic
-        if traffic is not None:
-            return traffic.replay_concurrency is not None
+        if self.payload.traffic is not None or self.workload.session_cap is not None:
+            return session_cap(self.payload.traffic, self.workload) is not None
         return self.payload.spec.max_in_flight is not None
 
     @cached_property

@@ -10,10 +10,20 @@ from typing import Any
 from vecsim.documents import parse_json, parse_yaml, read_document
 from vecsim.errors import InputError
 
-_TRACE_SUFFIXES = frozenset((".jsonl", ".ndjson", ".csv", ".gz", ".zst"))
+_TRACE_SUFFIXES = frozenset((".jsonl", ".ndjson", ".csv", ".tsv", ".parquet", ".gz", ".zst"))
 _YAML_SUFFIXES = frozenset((".yaml", ".yml"))
-_TRACE_KEYS = frozenset(("timestamp", "input_length", "output_length", "hash_ids"))
-_COMPRESSED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd")  # gzip, Zstandard
+_TRACE_KEYS = frozenset(
+    (
+        "timestamp",
+        "input_length",
+        "output_length",
+        "hash_ids",
+        "hash_id_scope",
+        "num_turns",
+        "event",
+    )
+)
+_PACKED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"PAR1")  # gzip, Zstandard, Parquet
 _HEAD = 1 << 16
 
 
@@ -22,8 +32,11 @@ def is_trace(path: Path) -> bool:
 
     The suffix decides where only one of both uses it; otherwise the content does: compressed data,
     a JSON array, JSON objects with the keys of a trace, and CSV are traces; other JSON objects and
-    YAML are specs. Raises InputError when the file cannot be read.
+    YAML are specs. A folder and a glob stand for shards of a trace. Raises InputError when the file
+    cannot be read.
     """
+    if path.is_dir() or (any(mark in str(path) for mark in "*?[") and not path.exists()):
+        return True
     try:
         with path.open("rb") as file:
             head = file.read(_HEAD)
@@ -34,7 +47,7 @@ def is_trace(path: Path) -> bool:
         return True
     if suffix in _YAML_SUFFIXES:
         return False
-    if head.startswith(_COMPRESSED):
+    if head.startswith(_PACKED):
         return True
     return _looks_like_trace(head.decode("utf-8-sig", errors="replace").lstrip())
 
@@ -47,8 +60,8 @@ def _looks_like_trace(text: str) -> bool:
         return not re.match(r"#|---|[\w\"']+\s*:", first_line)
     try:
         first = json.loads(first_line)
-    except ValueError:
-        return False  # an object over several lines
+    except ValueError:  # an object over several lines
+        return '"hash_id_scope"' in text
     return isinstance(first, dict) and not _TRACE_KEYS.isdisjoint(first)
 
 

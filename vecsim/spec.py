@@ -80,9 +80,15 @@ def authored(source: Source) -> dict[str, Any]:
 
 def json_schema() -> dict[str, Any]:
     """JSON Schema (2020-12) of a spec, bare or wrapped."""
-    (wrapped, bare), definitions = msgspec.json.schema_components(
-        (Payload, ReplaySpec), ref_template="#/$defs/{name}"
+    from vecsim.synthetic.description import Description
+
+    (wrapped, bare, described), definitions = msgspec.json.schema_components(
+        (Payload, ReplaySpec, Description), ref_template="#/$defs/{name}"
     )
+    definitions[Payload.__name__]["properties"]["workload"] = {
+        "anyOf": [{"type": "null"}, described],
+        "default": None,
+    }
     for struct, names in ALIASES.items():
         properties = definitions[struct.__name__]["properties"]
         properties.update({alias: properties[name] for alias, name in names.items()})

@@ -73,6 +73,8 @@ def validate(payload: Payload) -> None:
     _check_external_timing(spec, roles)
     if payload.traffic is not None:
         check_traffic(payload.traffic, roles)
+    if payload.workload is not None:
+        _check_description(payload)
     _check_topology(spec)
     _check_limits(spec)
     _check_encoder(spec)
@@ -97,6 +99,14 @@ def check_engine(spec: ReplaySpec) -> None:
     _check_belady_engine(spec, roles)
     _check_tier_topology(roles)
     _check_roles(roles)
+
+
+def _check_description(payload: Payload) -> None:
+    from vecsim.synthetic.description import parse
+
+    if payload.traffic is not None:
+        refuse("workload", payload.workload, "nothing beside traffic")
+    parse(payload.workload, "workload")
 
 
 # --- before the spec itself -----------------------------------------------------------------------
@@ -433,9 +443,6 @@ _BUILT_SPEC: dict[str, tuple[Any, ...]] = {
 }
 _BUILT_PAYLOAD: dict[str, tuple[Any, ...]] = {
     "capture_performance_diagnostics": (False,),
-    "traffic.source_type": ("trace",),
-    "traffic.trace_format": (None, "mooncake"),
-    "traffic.trace_paths": (None,),
 }
 _BUILT_RANK: dict[str, tuple[Any, ...]] = {
     "backend": ("vllm", "trtllm"),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +20,6 @@ from vecsim.columns import (
     flatten,
     flatten_ids,
     float_column,
-    head_of_csr,
     int_column,
     is_id_list,
     list_column,
@@ -32,6 +33,8 @@ from vecsim.columns import (
     text_column,
 )
 from vecsim.errors import InputError
+from vecsim.selection import check_whole_plays, rate_ratio, rows_of_window, take
+from vecsim.sessions import Dependencies, Sessions
 
 _DEFAULT_TOKEN_STRIDE = 1_000_003
 _BUILDING = threading.Lock()
@@ -81,6 +84,11 @@ class Workload:
         block_tokens: tokens per content block; 1 for token ids given by the user.
         output_offsets: int64 [n + 1], span of each row in `output_token_ids`; None = no plans.
         output_token_ids: uint32 [k], planned output tokens; None = no plans.
+        sessions: turns that follow completions; None where no session has a second turn.
+        dependencies: graph of requests that wait for others, or None.
+        session_cap: closed loop, at most so many sessions (a row without one is its own) in
+            flight, in row order; authored arrivals are then ignored. None = open loop.
+        origin: what a reader recognised (`vecsim.traces.Recognised`), or None.
     """
 
     arrival_ms: np.ndarray
@@ -97,6 +105,10 @@ class Workload:
     block_tokens: int = 1
     output_offsets: np.ndarray | None = None
     output_token_ids: np.ndarray | None = None
+    sessions: Sessions | None = None
+    dependencies: Dependencies | None = None
+    session_cap: int | None = None
+    origin: Any = None
     _trees: dict[int, PrefixTree] = field(default_factory=dict, repr=False)
 
     def __len__(self) -> int:
@@ -214,14 +226,13 @@ class Workload:
 
     @classmethod
     def from_traffic(cls, traffic: Any, spec: Any) -> Workload:
-        """The workload that a payload's `traffic` section describes (a trace file).
+        """The workload that a payload's `traffic` section describes: a trace, or synthetic load.
 
-        `trace_path` is relative to the current directory. `spec` is the spec beside it; a trace
-        needs nothing from it.
+        `trace_path` is relative to the current directory. `spec` is the spec beside it: synthetic
+        prompts are made of its engine's blocks; a trace needs nothing from it.
 
         Raises:
             InputError: an impossible option or a malformed trace; names field, or file and line.
-            NotSupportedYetError: a source or format that is not built yet.
         """
         from vecsim.traces import workload_of_traffic
 
@@ -241,35 +252,58 @@ class Workload:
     def speedup(self, ratio: float) -> Workload:
         """The same requests with every gap between arrivals divided by `ratio` (> 0).
 
-        The first arrival stays where it is. The prefix trees are shared with the original.
+        The first arrival stays where it is; delays between turns and of dependencies are divided
+        too. The prefix trees are shared with the original.
         """
         if len(self) == 0:
             return self
         first = self.arrival_ms.min()
-        return replace(self, arrival_ms=first + scale_arrivals(self.arrival_ms - first, ratio))
-
-    def limit(self, n: int) -> Workload:
-        """The first `n` rows, in row order."""
-        n = min(natural_int("limit", n), len(self))
-        blocks, ids = head_of_csr(self.block_offsets, self.block_ids, n)
-        planned, tokens = head_of_csr(self.output_offsets, self.output_token_ids, n)
         return replace(
             self,
-            arrival_ms=self.arrival_ms[:n],
-            input_length=self.input_length[:n],
-            output_length=self.output_length[:n],
-            dp_rank=self.dp_rank[:n],
-            prefill_dp_rank=self.prefill_dp_rank[:n],
-            request_id=None if self.request_id is None else self.request_id.head(n),
-            session_id=None if self.session_id is None else self.session_id.head(n),
-            turn_index=None if self.turn_index is None else self.turn_index[:n],
-            metadata=None if self.metadata is None else self.metadata[:n],
-            block_offsets=blocks,
-            block_ids=ids,
-            output_offsets=planned,
-            output_token_ids=tokens,
-            _trees={},
+            arrival_ms=first + scale_arrivals(self.arrival_ms - first, ratio),
+            sessions=None if self.sessions is None else self.sessions.speedup(ratio),
+            dependencies=None if self.dependencies is None else self.dependencies.speedup(ratio),
         )
+
+    def rescale_rate(self, requests_per_s: float) -> Workload:
+        """The same requests sped up or slowed down to a mean rate: (n - 1) / span of arrivals.
+
+        Raises:
+            InputError: a rate that is not above 0, or arrivals that are all at one instant.
+        """
+        return self.speedup(rate_ratio(self, requests_per_s))
+
+    def window(self, start_ms: float, end_ms: float) -> Workload:
+        """What arrives in [start_ms, end_ms), moved so that `start_ms` is 0.
+
+        Sessions and plays go with their first arrival, whole. An empty window is a workload of no
+        requests.
+
+        Raises:
+            InputError: an end before the start.
+        """
+        rows = rows_of_window(self, start_ms, end_ms)
+        return replace(take(self, rows), arrival_ms=self.arrival_ms[rows] - start_ms)
+
+    def limit(self, n: int) -> Workload:
+        """The first `n` rows, in row order.
+
+        Raises:
+            InputError: `n` is not a whole number, or cuts a play of a graph.
+        """
+        rows = np.arange(min(natural_int("limit", n), len(self)))
+        check_whole_plays(self, rows)
+        return take(self, rows)
+
+    def write(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+        """Write to a .parquet, .csv or .jsonl file; `vecsim.read_trace` gives an equal workload.
+
+        Raises:
+            InputError: another suffix, or a file that is there, unless `overwrite`.
+        """
+        from vecsim.traces.own import write
+
+        write(self, Path(path), overwrite)
 
     def prefix_tree(self, engine_block: int) -> PrefixTree:
         """The prefix tree seen by an engine with KV blocks of `engine_block` tokens; cached.

@@ -24,24 +24,28 @@ FOLDER = Path(__file__).parent / "cases"
 TRACES = os.environ.get("VECSIM_TRACES")
 
 BUILT = {
+    "applied_compute",
     "belady",
     "closed_loop",
     "dp",
+    "dynamo_trace",
     "mooncake",
+    "mooncake_delta",
+    "poisson",
     "sla",
     "speedup",
+    "synthetic",
     "time_limit",
     "tokenization",
     "trace",
+    "weka",
 }
 
 # The field that the answer names (a part of its path) while a feature is not built, and the value
 # that `vecsim.validation` will list as built once it is; None: when its row is gone.
 FIELDS = {
-    "agentic": ("traffic.trace_format", "agentic"),
-    "applied_compute": ("traffic.trace_format", "applied_compute"),
+    "agentic": ("workload.dependencies", None),
     "disaggregated": ("topology", DisaggregatedTopology),
-    "dynamo_trace": ("traffic.trace_format", "dynamo"),
     "encoder": ("encoder", None),
     "external_timing": ("rank.timing_model", ExternalTiming),
     "frontend": ("rank.backend", "sglang"),
@@ -51,17 +55,13 @@ FIELDS = {
     "kv_groups": ("rank.kv_cache_groups", None),
     "kv_router": ("adapters.placement.provider", "kv_router"),
     "kvcr": ("rank.native_host_offload", None),
-    "mooncake_delta": ("traffic.trace_format", "mooncake_delta"),
     "mtp": ("rank.aic_nextn", None),
-    "poisson": ("traffic.source_type", "synthetic"),
     "scaling": ("adapters.scaling.provider", "planner"),
-    "sessions": ("session", None),
+    "sessions": ("workload.sessions", None),
     "sglang": ("rank.backend", "sglang"),
     "state_cache": ("rank.state_cache", None),
-    "synthetic": ("traffic.source_type", "synthetic"),
     "trtllm": ("rank.backend", "trtllm"),
     "vision": ("rank.vision", None),
-    "weka": ("traffic.trace_format", "weka"),
 }
 
 # Cases that mention a feature where it has no effect.
@@ -86,10 +86,10 @@ def unbuilt(case: Case) -> list[str]:
 
 
 def _is_built(feature: str) -> bool:
-    field, value = FIELDS.get(feature, ("session", None))
+    field, value = FIELDS.get(feature, ("workload", None))
     tables = {**_BUILT_SPEC, **_BUILT_PAYLOAD, **{f"rank.{k}": v for k, v in _BUILT_RANK.items()}}
-    if field == "session":
-        return False
+    if field.startswith("workload"):
+        return False  # refused when the workload is known, not from a table
     return field not in tables or (value is not None and value in tables[field])
 
 

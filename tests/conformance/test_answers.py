@@ -26,7 +26,7 @@ def test_every_file_takes_part():
         "report": 8,
         "runtime": 21,
         "timing": 121,
-        "traffic": 31,
+        "traffic": 46,
         "trtllm": 19,
         "vllm": 51,
     }

@@ -2,77 +2,187 @@
 
 from __future__ import annotations
 
-import os
 import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
-
-from vecsim.columns import check_ratio, fit_blocks, natural_int, number_ids, positive_int
-from vecsim.errors import InputError, NotSupportedYetError
-from vecsim.traces.files import read_file
+from vecsim.checks import known
+from vecsim.columns import check_ratio, natural_int, positive_int
+from vecsim.errors import InputError
+from vecsim.traces.assemble import head, join_tables, workload_of
+from vecsim.traces.files import Paths, TraceFile, expand, read_file
 from vecsim.traces.registry import FORMATS, check_format, format_of
-from vecsim.traces.table import ReadOptions, TraceTable
+from vecsim.traces.table import DEFAULT_BLOCK_SIZE, FAILED_ROWS, ReadOptions, TraceTable
 from vecsim.traces.times import check_unit
+from vecsim.traces.weka import NESTED_TIMES
 from vecsim.workload import Workload
 
-__all__ = ["FORMATS", "read_trace", "workload_of_traffic"]
+__all__ = ["FORMATS", "Recognised", "read_trace", "workload_of_traffic"]
 
-DEFAULT_BLOCK_SIZE = 512
+# The reference takes these block sizes from the file alone.
+_EMBEDDED_BLOCK = ("agentic_mooncake", "dynamo", "weka")
+
+
+@dataclass(frozen=True)
+class Recognised:
+    """What a reader made of its files.
+
+    Attributes:
+        format: name of the format.
+        files: the files, in the order read.
+        unit: unit of the times as read, "ISO 8601", or "none".
+        block_size: prompt tokens per hash id; None where there are no ids.
+        rows: rows of the workload.
+        dropped: number of rows left out, by reason.
+        without_ids: rows without prompt content, of a format that has some.
+    """
+
+    format: str
+    files: tuple[str, ...]
+    unit: str
+    block_size: int | None
+    rows: int
+    dropped: Mapping[str, int] = field(default_factory=dict)
+    without_ids: int = 0
 
 
 def read_trace(
-    path: str | os.PathLike[str],
+    path: Paths,
     format: str = "auto",
     time_unit: str | None = None,
-    block_size: int = DEFAULT_BLOCK_SIZE,
+    block_size: int | None = None,
     limit: int | None = None,
     arrival_speedup_ratio: float = 1.0,
     *,
-    rebase: bool = True,
+    columns: Mapping[str, str] | None = None,
+    rebase: bool | None = None,
+    failed_rows: str = "drop",
+    agentic_lanes: int | None = None,
+    nested_times: str = "auto",
 ) -> Workload:
-    """Read a trace file; all its rows, in file order.
+    """Read a trace: one file, or shards that a list, a glob or a folder names.
 
     Files may be plain, gzip or Zstandard (recognised by content), with or without a byte order
-    mark, with LF or CRLF. Arrivals are shifted so that the first is 0.
+    mark, with LF or CRLF, blank lines anywhere. Arrivals are shifted so that the first is 0. All
+    rows are used, in file order; shards without sessions are merged by time. What was recognised
+    is the workload's `origin`.
 
     Args:
-        path: the file.
-        format: "mooncake" (JSON lines, or one JSON array), "azure" (CSV), or "auto" by content.
-        time_unit: unit of numeric times, "s", "ms", "us" or "ns"; the default is "ms". Azure
-            traces have dates; numbers there need the unit. Dates (ISO 8601) need none.
-        block_size: prompt tokens per hash id.
-        limit: read only the first so many rows.
-        arrival_speedup_ratio: divides every gap between arrivals.
-        rebase: False keeps the first arrival where it is.
+        path: the file or files.
+        format: a name of `FORMATS`, or "auto" by content.
+        time_unit: unit of numeric times, "s", "ms", "us" or "ns"; the default is that of the
+            format, "ms" for Mooncake, "s" for BurstGPT, Vidur and Splitwise. Dates (ISO 8601)
+            need none.
+        block_size: prompt tokens per hash id; the default is what the file says, else 512.
+        limit: read only the first so many rows (of one-row-per-session formats: sessions); of
+            several files, the first rows of all. Of a graph it must not cut a play.
+        arrival_speedup_ratio: divides every gap between arrivals and every delay.
+        columns: for any other table (format "table"), the file's column for each of `arrival`,
+            `input_length`, `output_length` and, where there are such, `session_id`, `delay`,
+            `request_id`, `hash_ids`, `input_token_ids`, `output_token_ids`.
+        rebase: False keeps the first arrival where it is; the default is True, but False for
+            vecsim's own files.
+        failed_rows: what to do with requests that failed in the traced system (BurstGPT: no
+            response tokens): "drop" and count them, "keep" them with zero outputs, or "error".
+        agentic_lanes: lanes of plays, see `vecsim.sessions.Dependencies`.
+        nested_times: whether Weka's nested times are "absolute", "relative", or "auto".
 
     Raises:
         InputError: a bad argument, or a malformed file; names file, line, column or field, value
             and what was expected.
-        NotSupportedYetError: a session of several turns.
 
     Warns:
-        UserWarning: once, when Mooncake rows lack hash ids; they share no prefix.
+        UserWarning: once each, when Mooncake rows lack hash ids (they share no prefix), and when
+            rows are dropped, with their number.
     """
+    if columns is not None and format == "auto":
+        format = "table"
     check_format("format", format)
     check_unit(time_unit)
     check_ratio("arrival_speedup_ratio", arrival_speedup_ratio)
+    known("failed_rows", failed_rows, FAILED_ROWS)
+    known("nested_times", nested_times, NESTED_TIMES)
     options = ReadOptions(
         time_unit=time_unit,
-        block_size=positive_int("block_size", block_size),
+        block_size=None if block_size is None else positive_int("block_size", block_size),
         limit=None if limit is None else natural_int("limit", limit),
+        failed_rows=failed_rows,
+        columns=columns,
+        nested_times=nested_times,
     )
-    file = read_file(path)
-    table = format_of(file, format).read(file, options)
-    if len(table.input_length) == 0 and limit != 0:
-        raise InputError(file.name, "a file without rows", "at least one request")
+    lanes = None if agentic_lanes is None else positive_int("agentic_lanes", agentic_lanes)
+    names = expand(path)
+    table, form, place = _read(names, format, options)
+    if len(table) == 0 and limit != 0 and not table.dropped:
+        raise InputError(names[0], "a file without rows", "at least one request")
+    if lanes is not None and table.graph is None:
+        raise InputError("agentic_lanes", lanes, "nothing: the trace has no plays")
+    _warn(names, table)
+    if rebase is None:
+        rebase = not table.keeps_times
+    workload = workload_of(table, place, arrival_speedup_ratio, rebase, lanes)
+    if table.graph is not None and limit is not None:
+        workload = workload.limit(limit)
+    origin = Recognised(
+        format=form,
+        files=tuple(names),
+        unit=table.unit,
+        block_size=None if table.ids is None else table.block_size,
+        rows=len(workload),
+        dropped=dict(table.dropped),
+        without_ids=table.without_ids,
+    )
+    return replace(workload, origin=origin)
+
+
+def _read(
+    names: Sequence[str], format: str, options: ReadOptions
+) -> tuple[TraceTable, str, Callable[[int], str]]:
+    """The rows, the format's name, and the place of a row for messages."""
+    first = read_file(names[0])
+    name = format_of(first, format)
+    form = FORMATS[name]
+    if form.corpus:
+        files = [first, *map(read_file, names[1:])]
+        table = form.read(files, options)
+        return table, name, _place(files[:1], [table])
+    tables, shells = [], []
+    for k, path in enumerate(names):
+        file = first if k == 0 else read_file(path)
+        if k > 0 and format == "auto" and (other := format_of(file, format)) != name:
+            raise InputError(file.name, f"the format {other}", f"{name}, as in {names[0]}")
+        tables.append(form.read(file, options))
+        shells.append(TraceFile(file.name, b""))
+    joined = join_tables(tables, names)
+    if len(tables) > 1:
+        joined = head(joined, options.limit)
+    return joined, name, _place(shells, tables)
+
+
+def _place(files: Sequence[TraceFile], tables: Sequence[TraceTable]) -> Callable[[int], str]:
+    """Names a row by its file and line (or item); rows are those of all files in turn."""
+
+    def place(row: int) -> str:
+        for file, table in zip(files, tables, strict=True):
+            if row < len(table):
+                number = table.numbers[row]
+                return f"{file.name}, item {number}" if table.in_items else f"{file.name}:{number}"
+            row -= len(table)
+        raise IndexError(row)
+
+    return place
+
+
+def _warn(names: Sequence[str], table: TraceTable) -> None:
     if table.without_ids:
         warnings.warn(
-            f"{file.name}: {table.without_ids} of {len(table.input_length)} rows have no hash_ids; "
+            f"{names[0]}: {table.without_ids} of {len(table)} rows have no hash_ids; "
             "they share no prefix with other rows",
-            stacklevel=2,
+            stacklevel=3,
         )
-    return _workload(table, options, table.times.arrivals(arrival_speedup_ratio, rebase))
+    for reason, count in table.dropped.items():
+        warnings.warn(f"{names[0]}: {count} rows dropped: {reason}", stacklevel=3)
 
 
 def workload_of_traffic(traffic: Any, spec: Any) -> Workload:
@@ -80,48 +190,24 @@ def workload_of_traffic(traffic: Any, spec: Any) -> Workload:
 
     Raises:
         InputError: an impossible option or a malformed trace; names field, or file and line.
-        NotSupportedYetError: a source that is not built yet.
     """
     if traffic.source_type != "trace":
-        raise NotSupportedYetError("traffic.source_type", traffic.source_type)
-    paths = traffic.trace_paths or [traffic.trace_path]
-    if len(paths) > 1:
-        raise NotSupportedYetError("traffic.trace_paths", "several files")
+        from vecsim.synthetic.reference import workload_of_synthetic
+
+        return workload_of_synthetic(traffic, spec)
     name = traffic.trace_format or "mooncake"
     check_format("traffic.trace_format", name)
     block = traffic.trace_block_size
-    ratio = traffic.arrival_speedup_ratio
+    if block is not None:
+        positive_int("traffic.trace_block_size", block)
+    elif name not in _EMBEDDED_BLOCK:
+        block = DEFAULT_BLOCK_SIZE
+    ratio = 1.0 if traffic.arrival_speedup_ratio is None else traffic.arrival_speedup_ratio
     return read_trace(
-        paths[0],
+        traffic.trace_paths or [traffic.trace_path],
         format=name,
-        block_size=DEFAULT_BLOCK_SIZE
-        if block is None
-        else positive_int("traffic.trace_block_size", block),
-        arrival_speedup_ratio=1.0
-        if ratio is None
-        else check_ratio("traffic.arrival_speedup_ratio", ratio),
-    )
-
-
-def _workload(table: TraceTable, options: ReadOptions, arrival_ms: np.ndarray) -> Workload:
-    n = len(table.input_length)
-    blocks = None
-    if table.ids is not None:
-        offsets, ids = table.ids
-        blocks = fit_blocks(table.input_length, offsets, number_ids(ids), options.block_size)
-    elif table.planned is not None:
-        blocks = np.zeros(n + 1, np.int64), np.zeros(0, np.uint32)
-    return Workload(
-        arrival_ms=arrival_ms,
-        input_length=table.input_length.astype(np.int32),
-        output_length=table.output_length.astype(np.int32),
-        dp_rank=np.full(n, -1, np.int32),
-        prefill_dp_rank=np.full(n, -1, np.int32),
-        session_id=table.session_id,
-        turn_index=np.zeros(n, np.int32),
-        block_offsets=None if blocks is None else blocks[0],
-        block_ids=None if blocks is None else blocks[1],
-        block_tokens=options.block_size,
-        output_offsets=None if table.planned is None else table.planned[0],
-        output_token_ids=None if table.planned is None else table.planned[1],
+        block_size=block,
+        arrival_speedup_ratio=check_ratio("traffic.arrival_speedup_ratio", ratio),
+        agentic_lanes=traffic.agentic_lanes,
+        nested_times=traffic.weka_nested_timestamp_basis or "auto",
     )

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import glob
 import gzip
 import io
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +19,9 @@ from vecsim.errors import InputError
 _GZIP_MAGIC = b"\x1f\x8b"
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _UTF8_MARK = b"\xef\xbb\xbf"
+_PARQUET_MAGIC = b"PAR1"
+
+Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 
 @dataclass(frozen=True)
@@ -34,9 +38,9 @@ class TraceFile:
 
     def lines(self) -> Iterator[tuple[int, bytes]]:
         """(number from 1, text) of every line that is not blank."""
-        for number, line in enumerate(self.data.split(b"\n"), 1):
+        for number, line in enumerate(io.BytesIO(self.data), 1):
             if line.strip():
-                yield number, line
+                yield number, line.removesuffix(b"\n")
 
     def row_numbers(self, rows: int) -> np.ndarray | None:
         """int64 [rows] numbers of the lines that are not blank; None unless there are `rows`."""
@@ -79,8 +83,48 @@ def read_file(path: str | os.PathLike[str]) -> TraceFile:
     elif data.startswith(_ZSTD_MAGIC):
         data = _unzstd(name, data)
     file = TraceFile(name, data.removeprefix(_UTF8_MARK))
-    _check_utf8(file)
+    if not data.startswith(_PARQUET_MAGIC):
+        _check_utf8(file)
     return file
+
+
+def expand(path: Paths) -> list[str]:
+    """The files that a path, a glob, a folder or a list of them stands for, sorted within each.
+
+    A folder stands for all files in it and below, hidden ones apart.
+
+    Raises:
+        InputError: a glob or folder without files, or no path at all.
+    """
+    if isinstance(path, str | os.PathLike):
+        return _expand_one(os.fspath(path))
+    if not isinstance(path, Sequence):
+        raise InputError("path", path, "a path, or a list of paths")
+    found = [name for one in path for name in expand(one)]
+    if not found:
+        raise InputError("path", list(path), "at least one file")
+    return found
+
+
+def _expand_one(name: str) -> list[str]:
+    path = Path(name)
+    if path.is_dir():
+        inside = (p for p in path.rglob("*") if p.is_file())
+        found = [p for p in inside if not any(part.startswith(".") for part in _below(p, path))]
+        if not found:
+            raise InputError("trace folder", name, "a folder that holds files")
+        return [str(p) for p in sorted(found)]
+    if path.exists() or not any(mark in name for mark in "*?["):
+        return [name]
+    found = sorted(glob.glob(name, recursive=True))
+    files = [match for match in found if Path(match).is_file()]
+    if not files:
+        raise InputError("trace files", name, "a pattern that some file matches")
+    return files
+
+
+def _below(path: Path, folder: Path) -> tuple[str, ...]:
+    return path.relative_to(folder).parts
 
 
 def _gunzip(name: str, data: bytes) -> bytes:

@@ -9,18 +9,27 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any
 
 import msgspec
 import numpy as np
 import polars as pl
 
-from vecsim.columns import LENGTH, MAX_INT32, flatten, is_id_list, offsets_of
-from vecsim.errors import MISSING, InputError, NotSupportedYetError
+from vecsim.columns import MAX_INT32, flatten, offsets_of, optional
 from vecsim.traces.files import TraceFile
-from vecsim.traces.table import ReadOptions, TraceTable, automatic_sessions, token_count
-from vecsim.traces.times import Times, milliseconds, nanoseconds
+from vecsim.traces.json_rows import (
+    Clock,
+    Place,
+    decode,
+    id_list,
+    is_array,
+    items,
+    length,
+    planned_output,
+)
+from vecsim.traces.table import DEFAULT_BLOCK_SIZE, ReadOptions, TraceTable
+from vecsim.traces.times import Times, milliseconds
 
 ALIASES = {
     "input_length": "input_tokens",
@@ -53,10 +62,14 @@ def read(file: TraceFile, options: ReadOptions) -> TraceTable:
 
     Raises:
         InputError: a malformed or impossible row; names file, line and field or column.
-        NotSupportedYetError: a session of several turns; names the first line that continues one.
     """
     table = _read_whole(file, options)
     return table if table is not None else _read_lines(file, options)
+
+
+def read_delta(file: TraceFile, options: ReadOptions) -> TraceTable:
+    """The same rows, where a later turn only has the tokens that are new (section 3)."""
+    return replace(read(file, options), accumulate=True)
 
 
 # --- the whole file at once -----------------------------------------------------------------------
@@ -87,7 +100,7 @@ def _read_whole(file: TraceFile, options: ReadOptions) -> TraceTable | None:
     for name in _SIMPLE_FIELDS:
         if data.count(_QUOTED[name]) != frame[name].count():
             return None
-    return _table_of_frame(frame, numbers, options.block_size)
+    return _table_of_frame(frame, numbers, options.block_size or DEFAULT_BLOCK_SIZE)
 
 
 def _table_of_frame(frame: pl.DataFrame, numbers: np.ndarray, block: int) -> TraceTable | None:
@@ -111,8 +124,9 @@ def _table_of_frame(frame: pl.DataFrame, numbers: np.ndarray, block: int) -> Tra
         times=Times(times),
         input_length=inputs,
         output_length=outputs,
-        session_id=automatic_sessions(numbers),
+        numbers=numbers,
         ids=(offsets_of(counts), ids.drop_nulls().to_numpy()),
+        block_size=block,
     )
 
 
@@ -146,71 +160,24 @@ class _Row(msgspec.Struct, gc=False):
 _DECODER = msgspec.json.Decoder(_Row)
 
 
-class _Place(NamedTuple):
-    """A row and where it stands: `trace.jsonl:3`, or `trace.json, item 3` of a top-level array."""
-
-    number: int
-    where: str
-
-    def error(self, name: str, value: Any, expected: str) -> InputError:
-        return InputError(f"{self.where}, {name}", value, expected)
-
-
 def _read_lines(file: TraceFile, options: ReadOptions) -> TraceTable:
     reader = _LineReader(options)
-    for place, text in _items(file):
+    for place, text in items(file):
         if options.limit is not None and len(reader.numbers) == options.limit:
             break
         reader.add(place, _decode(place, text))
-    return reader.table()
+    return replace(reader.table(), in_items=is_array(file))
 
 
-def _items(file: TraceFile) -> Iterator[tuple[_Place, bytes]]:
-    """The lines of the file, or the items of the array that it is."""
-    if not file.data[:4096].lstrip().startswith(b"["):
-        for number, line in file.lines():
-            yield _Place(number, f"{file.name}:{number}"), line
-        return
-    try:
-        items = msgspec.json.decode(file.data, type=list[msgspec.Raw])
-    except msgspec.DecodeError as error:
-        raise _json_error(error, file.data, file.position) from None
-    except RecursionError:
-        raise InputError(file.name, "deeply nested JSON", "an array of flat objects") from None
-    for number, item in enumerate(items, 1):
-        yield _Place(number, f"{file.name}, item {number}"), bytes(item)
-
-
-def _decode(place: _Place, text: bytes) -> _Row:
-    try:
-        row = _DECODER.decode(text)
-    except msgspec.ValidationError as error:
-        if "Number out of range" in str(error):
-            raise InputError(place.where, text.decode().strip(), "finite numbers") from None
-        raise InputError(place.where, text.decode().strip(), "a JSON object") from None
-    except RecursionError:
-        raise InputError(place.where, "deeply nested JSON", "a flat JSON object") from None
-    except msgspec.DecodeError as error:
-        raise _json_error(error, text, lambda at: f"{place.where}:{at + 1}") from None
+def _decode(place: Place, text: bytes) -> _Row:
+    row = decode(place, text, _DECODER)
     names = _ANY_FIELD.findall(text)
     if len(names) > len(set(names)):
         _refuse_duplicates(place, text)
     return row
 
 
-def _json_error(
-    error: msgspec.DecodeError, text: bytes, position: Callable[[int], str]
-) -> InputError:
-    """What is wrong with the syntax, and where. `position` turns a byte offset into a place."""
-    reason = str(error)
-    match = re.search(r"(?:: (.*) )?\(byte (\d+)\)", reason)
-    if match is None:
-        return InputError(position(len(text.rstrip())), "the end of the text", "more JSON")
-    at = int(match[2])
-    return InputError(position(at), text[at:].decode(errors="replace"), f"JSON ({match[1]})")
-
-
-def _refuse_duplicates(place: _Place, text: bytes) -> None:
+def _refuse_duplicates(place: Place, text: bytes) -> None:
     pairs: list[tuple[str, Any]] = []
 
     def keep(found: list[tuple[str, Any]]) -> None:
@@ -229,106 +196,70 @@ class _LineReader:
 
     def __init__(self, options: ReadOptions) -> None:
         self.numbers: list[int] = []
+        self._block = options.block_size or DEFAULT_BLOCK_SIZE
         self._unit = options.time_unit or "ms"
-        self._block = options.block_size
+        self._clock = Clock(self._unit)
         self._times: list[float | int | None] = []
+        self._delays: list[float | None] = []
         self._inputs: list[int] = []
         self._outputs: list[int] = []
-        self._sessions: list[str] = []
+        self._sessions: list[str | None] = []
         self._ids: list[list[int] | None] = []
         self._planned: list[list[int] | None] = []
-        self._last_time: dict[str, float | int | None] = {}
-        self._continued: _Place | None = None
-        self._kinds: set[str] = set()
 
-    def add(self, place: _Place, row: _Row) -> None:
+    def add(self, place: Place, row: _Row) -> None:
         _check_labels(place, row)
-        ids = _hash_ids(place, row)
-        outputs = _length(place, "output_length", _pick(place, row, "output_length"))
+        ids = id_list(place, "hash_ids", row.hash_ids, 64)
+        outputs = length(place, "output_length", _pick(place, row, "output_length"))
         self._inputs.append(self._input_length(place, row, ids))
         self._outputs.append(outputs)
         self._ids.append(ids)
-        self._planned.append(_planned_output(place, row, outputs))
-        time = self._time(place, row)
-        self._times.append(time)
-        self._sessions.append(self._turn(place, row, time))
+        self._planned.append(planned_output(place, row.output_token_ids, outputs))
+        stamp = _text_of(_pick(place, row, "timestamp"))
+        self._times.append(self._clock.read(place, "timestamp", stamp))
+        self._delays.append(self._delay(place, row))
+        self._sessions.append(row.session_id)
         self.numbers.append(place.number)
 
     def table(self) -> TraceTable:
-        if self._continued is not None:
-            where = f"{self._continued.where}, session_id"
-            raise NotSupportedYetError(where, "sessions of several turns")
-        if "date" in self._kinds:
-            times = np.array(self._times, np.int64)
-        else:
-            times = np.array([np.nan if t is None else t for t in self._times], np.float64)
         without_ids = sum(ids is None for ids in self._ids)
         return TraceTable(
-            times=Times(times),
+            times=Times.of(self._times),
             input_length=np.array(self._inputs, np.int64),
             output_length=np.array(self._outputs, np.int64),
-            session_id=pl.Series("session_id", self._sessions, pl.String),
+            numbers=np.array(self.numbers, np.int64),
+            unit=self._unit,
+            session_id=optional(self._sessions, lambda v: pl.Series("session_id", v, pl.String)),
+            delay_ms=optional(self._delays, lambda values: np.array(values, np.float64)),
             ids=flatten(self._ids, np.uint64) if without_ids < len(self._ids) else None,
+            block_size=self._block,
             planned=flatten(self._planned, np.uint32) if any(self._planned) else None,
             without_ids=without_ids,
         )
 
-    def _input_length(self, place: _Place, row: _Row, ids: list[int] | None) -> int:
+    def _input_length(self, place: Place, row: _Row, ids: list[int] | None) -> int:
         value = _pick(place, row, "input_length")
         if ids is None:
-            return _length(place, "input_length", value)
+            return length(place, "input_length", value)
         covered = len(ids) * self._block
-        length = _length(place, "input_length", covered if value is None else value)
-        if length > covered:
+        tokens = length(place, "input_length", covered if value is None else value)
+        if tokens > covered:
             hashes = f"{len(ids)} hash ids of {self._block} tokens"
-            raise place.error("input_length", length, f"at most {covered}, as {hashes} cover")
-        return length
+            raise place.error("input_length", tokens, f"at most {covered}, as {hashes} cover")
+        return tokens
 
-    def _time(self, place: _Place, row: _Row) -> float | int | None:
-        """The authored time: float ms, or int ns of a date; None if there is none."""
-        text = _text_of(_pick(place, row, "timestamp"))
-        if text is None:
-            time, kind = None, "missing"
-        elif (time := milliseconds(text, self._unit)) is not None:
-            kind = "number"
-        elif (time := nanoseconds(text)) is not None:
-            kind = "date"
-        else:
-            raise place.error("timestamp", text, "a finite number, or an ISO 8601 date and time")
-        if self._kinds and ("date" in self._kinds) != (kind == "date"):
-            value = MISSING if text is None else text
-            raise place.error("timestamp", value, "dates in all rows or in none")
-        self._kinds.add(kind)
-        return time
-
-    def _turn(self, place: _Place, row: _Row, time: float | int | None) -> str:
-        """Check the row as a turn of its session; returns the session's name."""
-        name = f"request_{place.number}" if row.session_id is None else row.session_id
+    def _delay(self, place: Place, row: _Row) -> float | None:
         text = _text_of(_pick(place, row, "delay"))
-        delay = None if text is None else milliseconds(text, "ms")
+        unit = self._unit if row.delay_ms is msgspec.UNSET else "ms"
+        delay = None if text is None else milliseconds(text, unit)
         if text is not None and delay is None:
             raise place.error("delay", text, "a finite number")
-        if name not in self._last_time:
-            if delay:
-                raise place.error("delay", delay, f"0 on the first turn of session {name!r}")
-            self._last_time[name] = time
-            return name
-        self._continued = self._continued or place
-        last = self._last_time[name]
-        if delay is not None:
-            if delay < 0:
-                raise place.error("delay", delay, "0 or more")
-        elif time is not None and last is None:
-            expected = f"an earlier timestamp in session {name!r}, or a delay"
-            raise place.error("timestamp", time, expected)
-        elif time is not None and time < last:
-            raise place.error("timestamp", time, f"a time not before {last}, the turn before")
-        if time is not None:
-            self._last_time[name] = time
-        return name
+        if delay is not None and delay < 0:
+            raise place.error("delay", delay, "0 or more")
+        return delay
 
 
-def _pick(place: _Place, row: _Row, name: str) -> Any:
+def _pick(place: Place, row: _Row, name: str) -> Any:
     """Value of a field under its name or its alias; None if absent or null."""
     alias = ALIASES[name]
     value, other = getattr(row, name), getattr(row, alias)
@@ -348,38 +279,7 @@ def _text_of(value: msgspec.Raw | None) -> str | None:
     return None if text == "null" else text
 
 
-def _length(place: _Place, name: str, value: Any) -> int:
-    if value is None:
-        raise place.error(name, MISSING, LENGTH)
-    number = token_count(value)
-    if number is None:
-        raise place.error(name, value, LENGTH)
-    return number
-
-
-def _hash_ids(place: _Place, row: _Row) -> list[int] | None:
-    return _id_list(place, "hash_ids", row.hash_ids, 64)
-
-
-def _planned_output(place: _Place, row: _Row, outputs: int) -> list[int] | None:
-    ids = _id_list(place, "output_token_ids", row.output_token_ids, 32)
-    if ids is not None and len(ids) != outputs:
-        expected = f"{outputs}, as output_length says"
-        raise place.error("output_token_ids", f"{len(ids)} ids", expected)
-    return ids
-
-
-def _id_list(place: _Place, name: str, ids: Any, bits: int) -> list[int] | None:
-    if ids is None or is_id_list(ids, 2**bits):
-        return ids
-    expected = f"whole numbers from 0 to 2**{bits} - 1"
-    if not isinstance(ids, list):
-        raise place.error(name, ids, f"a list of {expected}")
-    k = next(k for k, value in enumerate(ids) if not is_id_list([value], 2**bits))
-    raise place.error(f"{name}[{k}]", ids[k], expected)
-
-
-def _check_labels(place: _Place, row: _Row) -> None:
+def _check_labels(place: Place, row: _Row) -> None:
     for name in ("request_id", "session_id", "policy_class"):
         value = getattr(row, name)
         if value is not None and not isinstance(value, str):

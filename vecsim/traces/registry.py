@@ -4,24 +4,51 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from vecsim.errors import InputError
-from vecsim.traces import azure, mooncake
+from vecsim.traces import agentic, applied_compute, delimited, dynamo, mooncake, own, weka
 from vecsim.traces.files import TraceFile
 from vecsim.traces.table import ReadOptions, TraceTable
 
 
 class Format(NamedTuple):
-    """`looks_like(file)` recognises a file by its content, `read(file, options)` reads it."""
+    """A trace format.
 
-    looks_like: Callable[[TraceFile], bool]
-    read: Callable[[TraceFile, ReadOptions], TraceTable]
+    Attributes:
+        looks_like: recognises a file by its content; None = never tried by "auto".
+        read: (file, options) -> table; (files, options) where `corpus` holds.
+        corpus: whether several files are one recording, to be read together.
+        times: where times come from, for people.
+        waits: what requests may wait for, for people.
+    """
+
+    looks_like: Callable[[TraceFile], bool] | None
+    read: Callable[[Any, ReadOptions], TraceTable]
+    corpus: bool = False
+    times: str = "ms"
+    waits: str = "nothing"
+
+
+def _csv(layout: delimited.Layout, times: str) -> Format:
+    return Format(delimited.looks_like(layout), delimited.reader(layout), times=times)
 
 
 FORMATS = {
-    "mooncake": Format(mooncake.looks_like, mooncake.read),
-    "azure": Format(azure.looks_like, azure.read),
+    "agentic_mooncake": Format(agentic.looks_like, agentic.read, waits="a graph"),
+    "dynamo": Format(dynamo.looks_like, dynamo.read, corpus=True, waits="nothing, or a graph"),
+    "weka": Format(weka.looks_like, weka.read, corpus=True, times="s", waits="a graph"),
+    "applied_compute_agentic": Format(
+        applied_compute.looks_like, applied_compute.read, times="none", waits="turns"
+    ),
+    "vecsim": Format(own.looks_like, own.read, times="in the name", waits="turns, or a graph"),
+    "mooncake": Format(mooncake.looks_like, mooncake.read, waits="turns"),
+    "mooncake-delta": Format(None, mooncake.read_delta, waits="turns"),
+    "azure": _csv(delimited.AZURE, "ISO 8601"),
+    "burstgpt": _csv(delimited.BURSTGPT, "s"),
+    "vidur": _csv(delimited.VIDUR, "s"),
+    "splitwise": _csv(delimited.SPLITWISE, "s"),
+    "table": Format(None, delimited.read_table, times="ISO 8601 or given", waits="turns"),
 }
 """In the order in which "auto" tries them."""
 
@@ -35,14 +62,14 @@ def check_format(where: str, name: str) -> None:
     raise InputError(where, name, f"one of auto, {', '.join(FORMATS)}{hint}")
 
 
-def format_of(file: TraceFile, name: str) -> Format:
-    """The format of that name, or for "auto" the one that the content looks like."""
+def format_of(file: TraceFile, name: str) -> str:
+    """That name, or for "auto" the name of the format that the content looks like."""
     if name != "auto":
-        return FORMATS[name]
+        return name
     if not file.data.strip():
         raise InputError(file.name, "an empty file", "at least one request")
-    for form in FORMATS.values():
-        if form.looks_like(file):
-            return form
+    for known, form in FORMATS.items():
+        if form.looks_like is not None and form.looks_like(file):
+            return known
     start = file.data[:60].split(b"\n")[0].decode(errors="replace")
     raise InputError(f"{file.name}:1", start, f"a trace in one of the formats {', '.join(FORMATS)}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal, InvalidOperation
@@ -32,6 +33,17 @@ class Times:
     """
 
     values: np.ndarray
+
+    @classmethod
+    def of(cls, values: Sequence[float | int | None]) -> Times:
+        """Times of which all are dates (int ns), or all numbers (float ms) or missing (None)."""
+        if values and isinstance(values[0], int):
+            return cls(np.array(values, np.int64))
+        return cls(np.array([np.nan if t is None else t for t in values], np.float64))
+
+    def keep(self, mask: np.ndarray) -> Times:
+        """The times where `mask` (bool [n]) holds."""
+        return self if mask.all() else Times(self.values[mask])
 
     def arrivals(self, speedup: float, rebase: bool) -> np.ndarray:
         """float64 arrivals (ms): every gap divided by `speedup`, and the first moved to 0.

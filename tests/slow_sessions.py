@@ -1,0 +1,202 @@
+"""A slow, plain model of requests that wait for others: sessions, caps on them, graphs, lanes.
+
+It drives the ranks of `tests.slow_model` from the columns of a workload, and is the oracle for the
+rules of `vecsim.sessions` (reference: traffic, sections 2.3 to 2.5, 3 and 4.2).
+"""
+
+from __future__ import annotations
+
+import heapq
+
+from tests.slow_model import Fleet, SlowOutcome, _outcome
+from tests.slow_rank import Request
+from vecsim.workload import Workload
+
+
+def simulate(payload: dict, workload: Workload) -> SlowOutcome:
+    """Replays a workload against the spec of a payload."""
+    spec = {**payload.get("spec", payload), "requests": [], "max_in_flight": None}
+    graph = workload.dependencies is not None
+    fleet = (GraphFleet if graph else SessionFleet)({**payload, "spec": spec}, workload)
+    fleet.run()
+    return _outcome(fleet)
+
+
+class WaitingFleet(Fleet):
+    """A fleet whose requests become ready during the run: a heap of (time, index, turn, row)."""
+
+    def __init__(self, payload: dict, workload: Workload) -> None:
+        super().__init__(payload)
+        rank = self.workers[0].ranks[0]
+        self.workload = workload
+        self.names: dict | None = {} if rank.caching else None
+        self.block_size = rank.block_size
+        self.requests = [self._request(row, self._tokens(row)) for row in range(len(workload))]
+        self.ready: list[tuple[float, int, int, int]] = []
+
+    def _tokens(self, row: int) -> list:
+        """The authored tokens of a row; those of a private row equal no other."""
+        w = self.workload
+        length = int(w.input_length[row])
+        if w.block_offsets is None or w.block_offsets[row] == w.block_offsets[row + 1]:
+            return [("private", row, k) for k in range(length)]
+        blocks = w.block_ids[w.block_offsets[row] : w.block_offsets[row + 1]].tolist()
+        return [token for token in blocks for _ in range(w.block_tokens)][:length]
+
+    def _request(self, row: int, tokens: list) -> Request:
+        w = self.workload
+        plan = None
+        if w.output_offsets is not None:
+            plan = w.output_token_ids[w.output_offsets[row] : w.output_offsets[row + 1]].tolist()
+        authored = {
+            "arrival_time_ms": float(w.arrival_ms[row]),
+            "input_tokens": len(tokens),
+            "output_tokens": int(w.output_length[row]),
+            "output_token_ids": plan or None,
+            "input_token_ids": tokens,
+            "dp_rank": None if w.dp_rank[row] < 0 else int(w.dp_rank[row]),
+        }
+        return Request(row, authored, self.block_size, self.names)
+
+    def run(self) -> None:
+        self._drain()
+        while True:
+            times = [w.end_ms for w in self.workers if w.flight is not None]
+            if self.ready:
+                times.append(self.ready[0][0])
+            if not times or (self.limit_ms is not None and min(times) > self.limit_ms):
+                return
+            self.now = min(times)
+            self._drain()
+
+    def _take_arrivals(self) -> bool:
+        changed = False
+        while self.ready and self.ready[0][0] <= self.now:
+            ready_ms, _, _, row = heapq.heappop(self.ready)
+            self._release(row, ready_ms)
+            changed = True
+        return changed
+
+    def _release(self, row: int, ready_ms: float) -> None:
+        q = self.requests[row]
+        q.arrival_ms = ready_ms
+        self.in_flight += 1
+        self._place(q)
+
+
+class SessionFleet(WaitingFleet):
+    """Turns follow completions; with a cap, sessions follow sessions."""
+
+    def __init__(self, payload: dict, workload: Workload) -> None:
+        super().__init__(payload, workload)
+        sessions = workload.sessions
+        n = len(workload)
+        self.session = list(range(n)) if sessions is None else sessions.session.tolist()
+        self.turn_of = [0] * n if sessions is None else sessions.turn.tolist()
+        self.delay = [0.0] * n if sessions is None else sessions.delay_ms.tolist()
+        self.accumulate = sessions is not None and sessions.accumulate
+        self.turns: dict[int, list[int]] = {}
+        for row in sorted(range(n), key=lambda row: self.turn_of[row]):
+            self.turns.setdefault(self.session[row], []).append(row)
+        self.pending = sorted(self.turns)
+        cap = (payload.get("traffic") or {}).get("replay_concurrency", workload.session_cap)
+        self.capped = cap is not None
+        for session in self.pending if cap is None else self.pending[:cap]:
+            row = self.turns[session][0]
+            self._push(row, 0.0 if self.capped else float(workload.arrival_ms[row]))
+        self.pending = [] if cap is None else self.pending[cap:]
+
+    def _push(self, row: int, ready_ms: float) -> None:
+        heapq.heappush(self.ready, (ready_ms, self.session[row], self.turn_of[row], row))
+
+    def _release(self, row: int, ready_ms: float) -> None:
+        turn = self.turn_of[row]
+        if self.accumulate and turn:
+            before = self.requests[self.turns[self.session[row]][turn - 1]]
+            self.requests[row] = self._request(row, before.tokens + self._tokens(row))
+        super()._release(row, self.now if self.capped else ready_ms)
+
+    def _end(self, q: Request) -> None:
+        super()._end(q)
+        turns = self.turns[self.session[q.index]]
+        following = self.turn_of[q.index] + 1
+        if q.status in ("completed", "rejected") and following < len(turns):
+            row = turns[following]
+            self._push(row, self.now + self.delay[row])
+        elif self.pending:
+            self._push(self.turns[self.pending.pop(0)][0], self.now)
+
+
+class GraphFleet(WaitingFleet):
+    """Requests follow the releases and ends of others, plays follow plays in their lane."""
+
+    def __init__(self, payload: dict, workload: Workload) -> None:
+        super().__init__(payload, workload)
+        graph = self.graph = workload.dependencies
+        n = len(workload)
+        self.play = graph.play.tolist()
+        self.not_before = graph.not_before_ms.tolist()
+        self.followers: list[list[tuple[int, bool, float]]] = [[] for _ in range(n)]
+        self.missing = [0] * n
+        for row in range(n):
+            for k in range(graph.offsets[row], graph.offsets[row + 1]):
+                edge = (row, bool(graph.on_completion[k]), float(graph.delay_ms[k]))
+                self.followers[graph.source[k]].append(edge)
+                self.missing[row] += 1
+        self.roots = [self.missing[row] == 0 for row in range(n)]
+        self.rows_of = [[] for _ in range(len(graph.play_id))]
+        for row in range(n):
+            self.rows_of[self.play[row]].append(row)
+        self.open = [len(rows) for rows in self.rows_of]
+        self.failed = [False] * len(self.rows_of)
+        self.due = list(self.not_before)
+        plays = list(range(len(self.rows_of)))
+        first = len(plays) if graph.lanes is None else graph.lanes
+        self.pending = plays[first:]
+        for play in plays[:first]:
+            self._start_play(play)
+
+    def _start_play(self, play: int) -> None:
+        rows = self.rows_of[play]
+        if self.graph.lanes is not None:
+            first = min(self.not_before[row] for row in rows if self.roots[row])
+            for row in rows:
+                self.due[row] = self.now + max(0.0, self.not_before[row] - first)
+        for row in rows:
+            if self.roots[row]:
+                self._push(row)
+
+    def _push(self, row: int) -> None:
+        heapq.heappush(self.ready, (self.due[row], int(self.graph.node[row]), 0, row))
+
+    def _release(self, row: int, ready_ms: float) -> None:
+        super()._release(row, ready_ms)
+        self._fire(row, False)
+
+    def _fire(self, source: int, on_completion: bool) -> None:
+        for row, completion, delay in self.followers[source]:
+            if completion == on_completion:
+                self.due[row] = max(self.due[row], self.now + delay)
+                self.missing[row] -= 1
+                if self.missing[row] == 0 and not self.failed[self.play[row]]:
+                    self._push(row)
+
+    def _end(self, q: Request) -> None:
+        super()._end(q)
+        play = self.play[q.index]
+        if q.status == "completed":
+            self._fire(q.index, True)
+        elif not self.failed[play]:
+            self.failed[play] = True
+            self.ready = [entry for entry in self.ready if self.play[entry[3]] != play]
+            heapq.heapify(self.ready)
+            for row in self.rows_of[play]:
+                if self.requests[row].arrival_ms is None:
+                    self._close(row)
+        self._close(q.index)
+
+    def _close(self, row: int) -> None:
+        play = self.play[row]
+        self.open[play] -= 1
+        if self.open[play] == 0 and self.pending:
+            self._start_play(self.pending.pop(0))
