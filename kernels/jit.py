@@ -19,12 +19,15 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import operator
 import os
 import platform
 import sys
 import tempfile
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import llvmlite
 import numba
@@ -32,6 +35,7 @@ import numpy as np
 from numba.core import caching
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import CompilerBase, DefaultPassBuilder
+from numba.core.registry import cpu_target
 
 DISABLED = bool(numba.config.DISABLE_JIT)
 """True when NUMBA_DISABLE_JIT is set: kernels run as plain Python."""
@@ -46,11 +50,15 @@ _COMMON = {
 _INNER = {**_COMMON, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 
 
+_LONG = 600
+"""LLVM instructions, before optimising, above which a function is not inlined."""
+
+
 class _LinkingLibrary(JITCodeLibrary):
     """Code of an entry point: links, besides its callees, whatever they reach.
 
-    The linked functions become internal before the whole is optimised, so that those with one
-    caller are inlined and unused words of array arguments disappear.
+    The linked functions become internal before the whole is optimised, so that unused words of
+    array arguments disappear. Long ones are not inlined: it would double the time of optimising.
     """
 
     def _optimize_functions(self, ll_module):
@@ -64,6 +72,8 @@ class _LinkingLibrary(JITCodeLibrary):
         for function in self._final_module.functions:
             if not function.is_declaration and function.name not in self._own:
                 function.linkage = "internal"
+                if sum(1 for block in function.blocks for _ in block.instructions) > _LONG:
+                    function.add_function_attribute("noinline")
         super()._optimize_final_module()
 
     def add_linking_library(self, library):
@@ -121,6 +131,9 @@ class _InnerCompiler(_EntryCompiler):
     _library = _InnerLibrary
 
 
+_BUILTIN = type(operator.add)
+_OPERATORS = {value for value in vars(operator).values() if type(value) is _BUILTIN}
+_compiling = threading.Lock()
 _on_compile: list[Callable[[str], None]] = []
 
 
@@ -222,6 +235,29 @@ class _NoCache(caching.NullCache):
         _announce(self._name)
 
 
+def _compile_quickly(compile_now: Callable, signature: Any) -> Any:
+    """Compile with a memory for operators: kernels use few operators on few types, and Numba tries
+    dozens of templates each time it meets `a + b` or `a[i]`."""
+    context = cpu_target.typing_context
+    resolve = type(context).resolve_function_type
+    known: dict = {}
+
+    def remember(function, args, kws):
+        if kws or type(function) is not _BUILTIN or function not in _OPERATORS:
+            return resolve(context, function, args, kws)
+        key = (function, args)
+        if key not in known:
+            known[key] = resolve(context, function, args, kws)
+        return known[key]
+
+    with _compiling:
+        context.resolve_function_type = remember
+        try:
+            return compile_now(signature)
+        finally:
+            del context.resolve_function_type
+
+
 def _announce(name: str) -> None:
     for callback in _on_compile:
         callback(name)
@@ -232,6 +268,7 @@ def entry(function: Callable) -> Callable:
     if DISABLED:
         return function
     dispatcher = numba.njit(**_COMMON, pipeline_class=_EntryCompiler)(function)
+    dispatcher.compile = functools.partial(_compile_quickly, dispatcher.compile)
     if cache_folder() is None:
         dispatcher._cache = _NoCache(function.__qualname__)
     else:
