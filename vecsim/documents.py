@@ -60,6 +60,8 @@ def parse_json(text: str, name: str = "JSON") -> Any:
     except json.JSONDecodeError as error:
         where = f"{name}:{error.lineno}:{error.colno}"
         raise InputError(where, _snippet(text, error.pos), f"JSON ({error.msg})") from None
+    except ValueError as error:  # more digits than Python turns into an integer
+        raise InputError(name, str(error), "numbers of fewer digits") from None
     except RecursionError:
         raise InputError(name, "a document nested too deeply", "a spec") from None
 
@@ -119,8 +121,29 @@ for _tag, _pattern, _first in _RESOLVERS:
     _Loader.add_implicit_resolver(
         f"tag:yaml.org,2002:{_tag}", re.compile(f"^(?:{_pattern})$"), list(_first)
     )
-_Loader.add_constructor("tag:yaml.org,2002:int", _construct_int)
-_Loader.add_constructor("tag:yaml.org,2002:float", _construct_float)
+_CONSTRUCTORS = {
+    "int": _construct_int,
+    "float": _construct_float,
+    "bool": _Base.construct_yaml_bool,
+    "timestamp": _Base.construct_yaml_timestamp,
+}
+
+
+def _checked(kind: str) -> Any:
+    """The constructor of a scalar type; a text that is none of it is an error of the document."""
+
+    def construct(loader: Any, node: yaml.Node) -> Any:
+        try:
+            return _CONSTRUCTORS[kind](loader, node)
+        except (ValueError, TypeError, KeyError, AttributeError):
+            problem = f"a value that is no {kind}"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from None
+
+    return construct
+
+
+for _kind in _CONSTRUCTORS:
+    _Loader.add_constructor(f"tag:yaml.org,2002:{_kind}", _checked(_kind))
 
 
 def parse_yaml(text: str, name: str = "YAML") -> Any:
@@ -134,7 +157,7 @@ def parse_yaml(text: str, name: str = "YAML") -> Any:
             node = loader.get_single_node()
             if node is None:
                 return None
-            _refuse_duplicates(node, "", name, set())
+            _check_nodes(node, "", name, {})
             return loader.construct_document(node)
         finally:
             loader.dispose()
@@ -149,15 +172,28 @@ def parse_yaml(text: str, name: str = "YAML") -> Any:
         raise InputError(name, "a document nested too deeply", "a spec") from None
 
 
-def _refuse_duplicates(node: yaml.Node, path: str, name: str, seen: set[int]) -> None:
-    """Raise for the first key that is twice in one mapping; `seen` holds the anchored nodes met."""
-    if isinstance(node, yaml.ScalarNode) or id(node) in seen:
+def _check_nodes(node: yaml.Node, path: str, name: str, seen: dict[int, bool]) -> None:
+    """Raise for a node inside itself, and for a key that is twice in one mapping.
+
+    `seen` holds the nodes met so far, and whether the walk is still inside them.
+    """
+    if isinstance(node, yaml.ScalarNode):
         return
-    seen.add(id(node))
+    if id(node) in seen:
+        if seen[id(node)]:
+            where = f"{name}:{node.start_mark.line + 1}"
+            raise InputError(where, "a value that holds itself", "a tree")
+        return
+    seen[id(node)] = True
     if isinstance(node, yaml.SequenceNode):
         for index, item in enumerate(node.value):
-            _refuse_duplicates(item, join(path, index), name, seen)
-        return
+            _check_nodes(item, join(path, index), name, seen)
+    else:
+        _check_mapping(node, path, name, seen)
+    seen[id(node)] = False
+
+
+def _check_mapping(node: yaml.Node, path: str, name: str, seen: dict[int, bool]) -> None:
     keys: set[str] = set()
     for key, value in node.value:
         where = join(path, str(key.value))
@@ -167,4 +203,4 @@ def _refuse_duplicates(node: yaml.Node, path: str, name: str, seen: set[int]) ->
         if key.value in keys:
             raise InputError(where, f"the key again in {name}:{line}", "the key only once")
         keys.add(key.value)
-        _refuse_duplicates(value, where, name, seen)
+        _check_nodes(value, where, name, seen)

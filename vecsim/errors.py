@@ -26,7 +26,10 @@ class InputError(VecsimError):
     def _describe(value: object) -> str:
         if value is MISSING:
             return "missing, "
-        text = repr(value)
+        try:
+            text = " ".join(repr(value).splitlines())
+        except (ValueError, RecursionError):  # too many digits, or too deep
+            text = f"a value of type {type(value).__name__}"
         if len(text) > 80:
             text = text[:77] + "..."
         return f"got {text}, "

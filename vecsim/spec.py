@@ -298,9 +298,12 @@ def _struct_type(type_: inspect.Type, node: Any) -> inspect.StructType | None:
 
 # --- paths ----------------------------------------------------------------------------------------
 
+_INDEX = re.compile("[0-9]{1,18}")
+
 
 def _split_path(path: str) -> list[str | int]:
-    keys = [int(key) if key.isdigit() else key for key in re.split(r"\.|\[|\]\.?", path) if key]
+    parts = [part for part in re.split(r"\.|\[|\]\.?", path) if part]
+    keys = [int(part) if _INDEX.fullmatch(part) else part for part in parts]
     if not keys or isinstance(keys[0], int):
         raise InputError("path", path, "a field path such as engine.rank.block_size")
     return keys

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 
 import numpy as np
 
@@ -76,7 +76,7 @@ def milliseconds(text: str, unit: str) -> float | None:
     shift = UNIT_SHIFTS[unit]
     try:
         value = float(text) if shift == 0 else float(Decimal(text).scaleb(shift))
-    except (ValueError, InvalidOperation, OverflowError):
+    except (ValueError, ArithmeticError):
         return None
     return value if np.isfinite(value) and "_" not in text else None
 
