@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from typing import NoReturn
 
@@ -53,3 +54,20 @@ def present(where: str, value: object, expected: str) -> None:
     """Not None."""
     if value is None:
         refuse(where, MISSING, expected)
+
+
+def json_value(where: str, value: object) -> None:
+    """What JSON can hold: no NaN, no infinity, no objects, nothing inside itself."""
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError, RecursionError):
+        refuse(where, value, "what JSON can hold: finite numbers, string keys, no objects")
+
+
+def unicode_text(where: str, value: str | None) -> None:
+    """None, or a string without lone surrogates, which no encoding can write."""
+    if value is not None and not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            refuse(where, value, "Unicode text")

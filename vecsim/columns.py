@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from vecsim.checks import json_value
 from vecsim.errors import MISSING, InputError
 
 MAX_INT32 = 2**31 - 1
+MAX_INT64 = 2**63 - 1
 LENGTH = f"a whole number of tokens from 0 to {MAX_INT32}"
 
 
@@ -39,7 +41,10 @@ def int_column(
     if array.dtype.kind not in "iuf":
         raise InputError(name, _first_odd(array), expected)
     with np.errstate(invalid="ignore"):
-        bad = np.flatnonzero(~((array >= low) & (array <= high) & (array == np.floor(array))))
+        fits = (array >= low) & (array <= high)
+        if array.dtype.kind == "f":
+            fits &= array == np.floor(array)
+    bad = np.flatnonzero(~fits)
     if bad.size:
         raise InputError(f"{name}[{bad[0]}]", array[bad[0]].item(), expected)
     return array.astype(np.int64)
@@ -59,6 +64,8 @@ def text_column(name: str, values: Any, n: int) -> pl.Series | None:
         return None
     try:
         series = pl.Series(name, values, strict=True).cast(pl.String)
+    except UnicodeError as error:
+        raise InputError(name, error.object, "Unicode text") from None
     except (TypeError, pl.exceptions.PolarsError):
         raise InputError(name, type(values).__name__, "a sequence of strings") from None
     if len(series) != n:
@@ -66,12 +73,15 @@ def text_column(name: str, values: Any, n: int) -> pl.Series | None:
     return series
 
 
-def list_column(name: str, values: Sequence[Any] | None, n: int) -> list[Any] | None:
-    """n arbitrary objects."""
+def json_column(name: str, values: Sequence[Any] | None, n: int) -> list[Any] | None:
+    """n values that JSON can hold."""
     if values is None:
         return None
+    _sequence(name, values)
     if len(values) != n:
         raise InputError(name, f"{len(values)} values", f"one value per request, {n}")
+    for i, value in enumerate(values):
+        json_value(f"{name}[{i}]", value)
     return list(values)
 
 
@@ -92,7 +102,10 @@ def csr_columns(
     for name, other, values in ((offsets_name, ids_name, offsets), (ids_name, offsets_name, ids)):
         if values is None:
             raise InputError(name, MISSING, f"a column beside {other}")
-    id_array = int_column(ids_name, ids, None, 0, 2**32 - 1, "a whole number below 2**32")
+    if isinstance(ids, np.ndarray) and ids.dtype == np.uint32 and ids.ndim == 1:
+        id_array = ids.copy()
+    else:
+        id_array = int_column(ids_name, ids, None, 0, 2**32 - 1, "a whole number below 2**32")
     limit = len(id_array)
     starts = int_column(offsets_name, offsets, None, 0, limit, f"a position in {ids_name}")
     if len(starts) != n + 1:
@@ -101,11 +114,12 @@ def csr_columns(
         raise InputError(
             offsets_name, starts.tolist(), f"a rising sequence from 0 to {limit}, all of {ids_name}"
         )
-    return starts, id_array.astype(np.uint32)
+    return starts, id_array.astype(np.uint32, copy=False)
 
 
 def flatten_ids(name: str, lists: Sequence[Sequence[int]] | pl.Series, n: int) -> Any:
     """(int64 [n + 1], uint64 [m]) of one list of 64-bit ids per row."""
+    _sequence(name, lists)
     rows = lists.to_list() if isinstance(lists, pl.Series) else lists
     if len(rows) != n:
         raise InputError(name, f"{len(rows)} values", f"one list per request, {n}")
@@ -208,10 +222,19 @@ def number_ids(ids: np.ndarray) -> np.ndarray:
 
 def _array(name: str, values: Any) -> np.ndarray:
     """A 1-D array; nulls become NaN or stay objects, which the callers refuse."""
-    array = values.to_numpy() if isinstance(values, pl.Series) else np.asarray(values)
+    try:
+        array = values.to_numpy() if isinstance(values, pl.Series) else np.asarray(values)
+    except ValueError:  # lists of different lengths
+        raise InputError(name, values, "one value per request") from None
     if array.ndim != 1:
         raise InputError(name, f"shape {array.shape}", "one value per request")
     return array
+
+
+def _sequence(name: str, values: Any) -> None:
+    known = isinstance(values, Sequence | np.ndarray | pl.Series)
+    if not known or isinstance(values, str | bytes):
+        raise InputError(name, values, "a sequence, one value per request")
 
 
 def _first_odd(array: np.ndarray) -> Any:
@@ -225,6 +248,7 @@ def _first_odd(array: np.ndarray) -> Any:
 def _whole(name: str, value: Any, low: int) -> int:
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)):
         raise InputError(name, value, f"a whole number, {low} or more")
-    if value < low:
-        raise InputError(name, int(value), f"a whole number, {low} or more")
+    if not low <= value <= MAX_INT64:
+        expected = f"a whole number, {low} or more" + " and below 2**63" * (value > low)
+        raise InputError(name, int(value), expected)
     return int(value)

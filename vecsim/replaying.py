@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import time
 
 import numpy as np
 
-from vecsim.descriptors import Payload
+from vecsim.columns import positive_int
+from vecsim.descriptors import Payload, Tokenization
 from vecsim.errors import InputError, NotSupportedYetError
 from vecsim.kernels import layout
 from vecsim.lower import lower
@@ -70,18 +72,22 @@ def replay(
     validate(payload)
     check_supported(payload)
     roles = resolve(payload.spec)
+    _check_stages(roles, prefill_timing, decode_timing)
+    progress = _progress(progress)
+    threads = thread_count(threads)
     if workload is None:
         workload = authored_workload(payload)
     else:
-        _check_workload(workload, roles[0], payload)
+        workload = _checked_workload(workload, roles[0], payload)
     _check_waits(workload)
+    _check_services(payload.tokenization, workload)
     outcome, measured = _run(
         payload,
         workload,
         roles[0],
         timing,
-        thread_count(threads),
-        _progress(progress),
+        threads,
+        progress,
         timeline,
         (warmup_ms, cooldown_ms),
     )
@@ -102,10 +108,27 @@ def authored_workload(payload: Payload) -> Workload:
     return Workload.from_requests(payload.spec.requests)
 
 
-def _check_workload(workload: Workload, role: Role, payload: Payload) -> None:
-    """What the descriptor's own checks would have said of these requests."""
+def _check_stages(
+    roles: tuple[Role, ...],
+    prefill_timing: CompiledTiming | None,
+    decode_timing: CompiledTiming | None,
+) -> None:
+    """Refuse the price of a stage that the topology does not have."""
+    stages = {"prefill_timing": prefill_timing, "decode_timing": decode_timing}
+    for name, model in stages.items():
+        if model is not None and roles[0].stage == "aggregated":
+            raise InputError(name, model, "none: the pool is aggregated; use timing")
+
+
+def _checked_workload(workload: Workload, role: Role, payload: Payload) -> Workload:
+    """The workload with its columns in order, after what the descriptor's own checks would have
+    said of these requests."""
     if not isinstance(workload, Workload):
         raise InputError("workload", workload, "a vecsim.Workload")
+    try:
+        workload = workload.checked()
+    except InputError as error:
+        raise InputError(f"workload.{error.where}", error.value, error.expected) from None
     too_high = np.flatnonzero(workload.dp_rank >= role.dp_size)
     if too_high.size:
         row = int(too_high[0])
@@ -116,10 +139,25 @@ def _check_workload(workload: Workload, role: Role, payload: Payload) -> None:
         row = int(pinned[0])
         value = int(workload.prefill_dp_rank[row])
         raise InputError(f"workload.prefill_dp_rank[{row}]", value, "none: the pool is aggregated")
-    if payload.spec.engine.kv_eviction_policy == "belady" and workload.block_offsets is None:
+    belady = payload.spec.engine.kv_eviction_policy == "belady"
+    if belady and len(workload) and workload.block_offsets is None:
         raise InputError(
             "workload", "lengths only", "token or hash ids: belady looks them up ahead"
         )
+    return workload
+
+
+def _check_services(tokenization: Tokenization | None, workload: Workload) -> None:
+    """Refuse tokenization under which time, in float64 ms, could run out."""
+    if tokenization is None or len(workload) == 0:
+        return
+    tokens = float(workload.input_length.sum(dtype=np.float64))
+    service_ms = len(workload) * tokenization.base_ms + tokens * tokenization.per_input_token_ms
+    if not math.isfinite(float(workload.arrival_ms.max()) + service_ms):
+        name = "base_ms" if tokenization.base_ms > 0 else "per_input_token_ms"
+        value = getattr(tokenization, name)
+        expected = "a service time that keeps the times of all requests finite"
+        raise InputError(f"tokenization.{name}", value, expected)
 
 
 def _check_waits(workload: Workload) -> None:
@@ -134,15 +172,15 @@ def thread_count(threads: int | None) -> int:
     """The number of threads to use; None = one a core. Raises InputError."""
     if threads is None:
         return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    if isinstance(threads, bool) or not isinstance(threads, int) or threads < 1:
-        raise InputError("threads", threads, "a whole number above 0, or None")
-    return threads
+    return positive_int("threads", threads)
 
 
 def _progress(progress: bool | Progress) -> Progress | None:
     if progress is False or progress is None:
         return None
     if progress is not True:
+        if not callable(progress):
+            raise InputError("progress", progress, "True, False, or a function of two numbers")
         return progress
     from rich.console import Console
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -286,6 +287,8 @@ class Result:
         """
         if requests_format not in _WRITERS:
             raise InputError("requests_format", requests_format, f"one of {', '.join(_WRITERS)}")
+        if not isinstance(folder, str | os.PathLike):
+            raise InputError("folder", folder, "the path of a folder")
         folder = Path(folder)
         writer = _WRITERS[requests_format]
         report, config = json_text(self.report), json_text(self.effective_config)

@@ -12,6 +12,7 @@ from typing import Any
 
 from vecsim.checks import (
     finite_positive,
+    json_value,
     known,
     non_negative,
     optional_finite_positive,
@@ -19,6 +20,7 @@ from vecsim.checks import (
     positive,
     present,
     refuse,
+    unicode_text,
 )
 from vecsim.descriptors import (
     AggregatedTopology,
@@ -57,6 +59,9 @@ _EXTERNAL_KEYS = {
     "backend": ("backend",),
 }
 
+MAX_RANKS = 2**20
+"""Ranks of a fleet, that is workers x dp_size, that can be simulated."""
+
 _MAX_DURATION_S = 2.0**64
 _LEAST_PREFILL_MS = 16.0
 _LEAST_DECODE_MS = 5.0
@@ -81,6 +86,8 @@ def validate(payload: Payload) -> None:
     _check_requests(spec)
     known("adapters.placement.provider", spec.adapters.placement.provider, PLACEMENT_PROVIDERS)
     known("adapters.scaling.provider", spec.adapters.scaling.provider, SCALING_PROVIDERS)
+    for name in ("placement", "scaling"):
+        json_value(f"adapters.{name}.config", getattr(spec.adapters, name).config)
     _check_tokenization(payload)
     _check_belady_engine(spec, roles)
     _check_tier_topology(roles)
@@ -225,7 +232,10 @@ def _check_requests(spec: ReplaySpec) -> None:
         if ids is not None and len(ids) != request.input_tokens:
             expected = f"{request.input_tokens} ids, as input_tokens says"
             refuse(f"requests[{index}].input_token_ids", f"{len(ids)} ids", expected)
+        unicode_text(f"requests[{index}].id", request.id)
+        unicode_text(f"requests[{index}].session_id", request.session_id)
         if request.metadata is not None:
+            json_value(f"requests[{index}].metadata", request.metadata)
             _check_metadata(f"requests[{index}].metadata", request.metadata)
         if aggregated and request.prefill_dp_rank is not None:
             where = f"requests[{index}].prefill_dp_rank"
@@ -465,6 +475,17 @@ def check_supported(payload: Payload) -> None:
     _check_built("", payload, _BUILT_PAYLOAD)
     for role in resolve(payload.spec):
         _check_built(f"{role.path}.rank.", role.rank, _BUILT_RANK)
+    _check_fleet_size(payload.spec)
+
+
+def _check_fleet_size(spec: ReplaySpec) -> None:
+    """Every rank has its own columns, so that a fleet is bounded by memory."""
+    role, workers = resolve(spec)[0], spec.topology.workers.initial_workers
+    if role.dp_size > MAX_RANKS:
+        refuse(f"{role.path}.dp_size", role.dp_size, f"at most {MAX_RANKS} ranks in a fleet")
+    if workers * role.dp_size > MAX_RANKS:
+        expected = f"at most {MAX_RANKS} ranks in a fleet (workers x dp_size)"
+        refuse("topology.workers.initial_workers", workers, expected)
 
 
 def _check_built(prefix: str, struct: Any, built: dict[str, tuple[Any, ...]]) -> None:

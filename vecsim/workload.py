@@ -22,7 +22,7 @@ from vecsim.columns import (
     float_column,
     int_column,
     is_id_list,
-    list_column,
+    json_column,
     natural_int,
     number_ids,
     offsets_of,
@@ -110,6 +110,7 @@ class Workload:
     session_cap: int | None = None
     origin: Any = None
     _trees: dict[int, PrefixTree] = field(default_factory=dict, repr=False)
+    _right: bool = field(default=False, init=False, repr=False)
 
     def __len__(self) -> int:
         return len(self.arrival_ms)
@@ -178,7 +179,7 @@ class Workload:
             request_id=text_column("request_id", request_id, n),
             session_id=text_column("session_id", session_id, n),
             turn_index=None if turn_index is None else rank_column("turn_index", turn_index, n),
-            metadata=list_column("metadata", metadata, n),
+            metadata=json_column("metadata", metadata, n),
             block_offsets=None if blocks is None else blocks[0],
             block_ids=None if blocks is None else blocks[1],
             block_tokens=block_tokens,
@@ -237,6 +238,35 @@ class Workload:
         from vecsim.traces import workload_of_traffic
 
         return workload_of_traffic(traffic, spec)
+
+    def checked(self) -> Workload:
+        """The same requests, checked and with columns of the dtypes above; itself if they are so.
+
+        `sessions` and `dependencies` are taken as they are. Once found right, a workload is not
+        looked at again.
+
+        Raises:
+            InputError: a column of the wrong length, type or range; names column and row.
+        """
+        if self._right:
+            return self
+        columns = {
+            "arrival_ms": self.arrival_ms,
+            "input_length": self.input_length,
+            "output_length": self.output_length,
+            **{name: getattr(self, name) for name in _OPTIONAL_COLUMNS},
+        }
+        right = Workload.from_columns(**columns)
+        changed = {
+            name: getattr(right, name)
+            for name, given in columns.items()
+            if not _same_column(given, getattr(right, name))
+        }
+        if self.session_cap is not None:
+            positive_int("session_cap", self.session_cap)
+        result = replace(self, **changed, _trees={}) if changed else self
+        object.__setattr__(result, "_right", True)
+        return result
 
     def lengths_only(self) -> Workload:
         """The same requests without content: no prompt shares a prefix with another."""
@@ -299,8 +329,10 @@ class Workload:
         """Write to a .parquet, .csv or .jsonl file; `vecsim.read_trace` gives an equal workload.
 
         Raises:
-            InputError: another suffix, or a file that is there, unless `overwrite`.
+            InputError: no path, another suffix, or a file that is there, unless `overwrite`.
         """
+        if not isinstance(path, str | os.PathLike):
+            raise InputError("path", path, "the path of a file")
         from vecsim.traces.own import write
 
         write(self, Path(path), overwrite)
@@ -322,6 +354,35 @@ class Workload:
                 build = _content_tree if by_content else _engine_tree
                 tree = self._trees[key] = build(self, engine_block)
         return tree
+
+
+_OPTIONAL_COLUMNS = (
+    "dp_rank",
+    "prefill_dp_rank",
+    "request_id",
+    "session_id",
+    "turn_index",
+    "metadata",
+    "block_offsets",
+    "block_ids",
+    "block_tokens",
+    "output_offsets",
+    "output_token_ids",
+)
+
+
+def _same_column(given: Any, right: Any) -> bool:
+    """Whether a column is of the right kind already, so that it need not be exchanged."""
+    if isinstance(right, pl.Series):
+        return isinstance(given, pl.Series) and given.dtype == right.dtype
+    if not isinstance(right, np.ndarray):
+        return type(given) is type(right)
+    return (
+        isinstance(given, np.ndarray)
+        and given.dtype == right.dtype
+        and given.shape == right.shape
+        and given.flags.carray
+    )
 
 
 def _no_blocks(n: int) -> tuple[np.ndarray, np.ndarray]:
