@@ -63,9 +63,15 @@ def replace_file(path: Path, write: Callable[[Path], object]) -> None:
 
 
 def check_target(folder: Path, names: tuple[str, ...], overwrite: bool) -> None:
-    """Raise InputError unless the named files may be written into `folder`."""
+    """Raise InputError unless the named files may be written into `folder`.
+
+    What is not a file is never replaced.
+    """
     if folder.exists() and not folder.is_dir():
         raise InputError("output folder", str(folder), "a folder, or a name that is not in use")
+    for name in names:
+        if (folder / name).is_dir():
+            raise InputError("output folder", str(folder / name), "a file or nothing, not a folder")
     taken = sorted(name for name in names if (folder / name).exists())
     if taken and not overwrite:
         raise InputError(
@@ -74,8 +80,12 @@ def check_target(folder: Path, names: tuple[str, ...], overwrite: bool) -> None:
 
 
 def json_text(tree: Any) -> str:
-    """Indented JSON with a final newline; null stands for NaN and infinities."""
-    return json.dumps(_finite(tree), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    """Indented JSON with a final newline; null stands for NaN and infinities.
+
+    Lone surrogates (of a file name that is not UTF-8) are escaped: UTF-8 has no form for them.
+    """
+    text = json.dumps(_finite(tree), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _finite(tree: Any) -> Any:

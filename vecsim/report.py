@@ -7,7 +7,9 @@ one.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -92,7 +94,8 @@ def build_report(
         kv_eviction_policy: name of the policy, echoed.
 
     Returns:
-        Field name -> number, string, bool, dict of counts, or None where there are no samples.
+        Field name -> number, string, bool, dict of counts, or None where there are no samples, or
+        where a sum does not fit a float64.
     """
     report = _counts(outcome)
     report.update(_totals(outcome, spans.done, input_length))
@@ -104,7 +107,11 @@ def build_report(
     report["backlog_growing"] = None if closed_loop else backlog_growing(outcome)
     if sla:
         report.update(_goodput(outcome, spans, sla, report["duration_ms"], report["num_requests"]))
-    return report
+    return {name: _finite_or_none(value) for name, value in report.items()}
+
+
+def _finite_or_none(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _counts(outcome: Outcome) -> dict:
@@ -197,14 +204,11 @@ def exact_statistics(values: np.ndarray) -> dict[str, float | None]:
     if count == 0:
         return dict.fromkeys(STATISTICS)
     ordered = np.sort(values)
-    mean = float(ordered.sum() / count)
-    deviation = ordered - mean
-    statistics = {
-        "mean": mean,
-        "min": float(ordered[0]),
-        "max": float(ordered[-1]),
-        "std": float(np.sqrt((deviation * deviation).sum() / count)),
-    }
+    with np.errstate(over="ignore", invalid="ignore"):
+        mean = float(ordered.sum() / count)
+        deviation = ordered - mean
+        std = float(np.sqrt((deviation * deviation).sum() / count))
+    statistics = {"mean": mean, "min": float(ordered[0]), "max": float(ordered[-1]), "std": std}
     for name, percent in PERCENTILES:
         statistics[name] = float(ordered[rank_of(count, percent)])
     return statistics
@@ -305,9 +309,9 @@ def backlog_growing(outcome: Outcome) -> bool | None:
     if len(arrival) == 0:
         return None
     first, last = float(arrival.min()), float(arrival.max())
-    quarter = (last - first) / 4.0
-    if quarter <= 0.0:
+    if first == last:
         return None
+    quarter = (last - first) / 4.0
     admitted, terminal = outcome.first_admit_ms[arrived], outcome.terminal_ms[arrived]
     left = np.where(np.isnan(admitted), terminal, admitted)
     left[np.isnan(left)] = np.inf
@@ -319,7 +323,12 @@ def backlog_growing(outcome: Outcome) -> bool | None:
 
 
 def _mean_waiting(arrival: np.ndarray, left: np.ndarray, start: float, end: float) -> float:
-    """Time average over [start, end] of the number of requests between `arrival` and `left`."""
+    """Time average over [start, end] of the number of requests between `arrival` and `left`.
+
+    Where the quarters are too short for float64, an instant: the number waiting at `start`.
+    """
+    if start == end:
+        return float(np.count_nonzero((arrival <= start) & (left > start)))
     waiting = np.clip(left, start, end) - np.clip(arrival, start, end)
     return float(waiting.sum()) / (end - start)
 

@@ -37,6 +37,8 @@ def is_trace(path: Path) -> bool:
     """
     if path.is_dir() or (any(mark in str(path) for mark in "*?[") and not path.exists()):
         return True
+    if path.exists() and not path.is_file():
+        raise InputError(str(path), "a pipe or a device", "a regular file: it is read twice")
     try:
         with path.open("rb") as file:
             head = file.read(_HEAD)
