@@ -65,6 +65,8 @@ def main() -> None:
         code = 1
     except OSError as error:
         code = _fail(str(error), 1)
+    except MemoryError as error:
+        code = _fail(f"out of memory: {error}" if str(error) else "out of memory", 1)
     except (KeyboardInterrupt, typer.Abort):
         code = _fail("interrupted", 130)
     except typer.Exit as done:
