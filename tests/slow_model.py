@@ -13,9 +13,12 @@ from __future__ import annotations
 import heapq
 from dataclasses import dataclass
 
+from tests import slow_sglang
 from tests.slow_rank import Forecast, Pass, Rank, Request
 
 IDLE_PASS_LIMIT = 2_000
+
+AnyRank = Rank | slow_sglang.Rank
 
 
 class Endless(Exception):
@@ -41,8 +44,11 @@ class Tokenizer:
 
 
 class Worker:
-    def __init__(self, ranks: list[Rank], tokenizer: Tokenizer | None) -> None:
+    def __init__(
+        self, ranks: list[AnyRank], tokenizer: Tokenizer | None, group: slow_sglang.Group | None
+    ) -> None:
         self.ranks = ranks
+        self.group = group  # SGLang's, or None
         self.tokenizer = tokenizer
         self.flight: list[Pass] | None = None
         self.end_ms = 0.0
@@ -52,7 +58,8 @@ class Worker:
         self.idle_passes = 0
 
     def has_work(self) -> bool:
-        return any(r.has_work() for r in self.ranks)
+        counting = self.group is not None and self.group.left > 0
+        return counting or any(r.has_work() for r in self.ranks)
 
 
 class Fleet:
@@ -61,19 +68,22 @@ class Fleet:
         engine = spec.get("engine") or {}
         config = engine.get("rank", {})
         self.dp_size = engine.get("dp_size", 1)
-        probe = Rank(config, 1, None)
-        names = {} if probe.caching else None
-        self.requests = [
-            Request(k, r, probe.block_size, names) for k, r in enumerate(spec["requests"])
-        ]
+        if config.get("backend") == "sglang":
+            page = config.get("block_size") or 1
+            self.requests = [
+                slow_sglang.Request(k, r, page) for k, r in enumerate(spec["requests"])
+            ]
+        else:
+            probe = Rank(config, 1, None)
+            names = {} if probe.caching else None
+            self.requests = [
+                Request(k, r, probe.block_size, names) for k, r in enumerate(spec["requests"])
+            ]
         self.queue = sorted(self.requests, key=lambda q: q.authored_ms)
         belady = engine.get("kv_eviction_policy", "lru") == "belady"
         forecast = Forecast(self.queue) if belady else None
         self.workers = [
-            Worker(
-                [Rank(config, self.dp_size, forecast) for _ in range(self.dp_size)],
-                _tokenizer(payload),
-            )
+            self._worker(payload, config, forecast)
             for _ in range(spec["topology"]["workers"]["initial_workers"])
         ]
         self.max_in_flight = spec.get("max_in_flight")
@@ -82,6 +92,14 @@ class Fleet:
         self.taken = self.in_flight = self.turn = 0
         self.committed_prefill_tokens = 0
         self.settled = 0
+
+    def _worker(self, payload: dict, config: dict, forecast: Forecast | None) -> Worker:
+        if config.get("backend") != "sglang":
+            ranks = [Rank(config, self.dp_size, forecast) for _ in range(self.dp_size)]
+            return Worker(ranks, _tokenizer(payload), None)
+        group = slow_sglang.Group(config)
+        group.ranks = [slow_sglang.Rank(config, self.dp_size, group) for _ in range(self.dp_size)]
+        return Worker(group.ranks, _tokenizer(payload), group)
 
     # One instant
 
@@ -117,7 +135,7 @@ class Fleet:
         for w in self.workers:
             while w.tokenizer and w.tokenizer.pending and w.tokenizer.pending[0][0] <= self.now:
                 q = heapq.heappop(w.tokenizer.pending)[2]
-                w.ranks[q.scheduler % self.dp_size].waiting.append(q)
+                w.ranks[q.scheduler % self.dp_size].accept(q)
                 changed = True
         return changed
 
@@ -152,7 +170,7 @@ class Fleet:
             w.tokenizer.take(q, self.now)
             self._deliver_tokenized()
         else:
-            w.ranks[rank].waiting.append(q)
+            w.ranks[rank].accept(q)
 
     def _drive(self) -> bool:
         changed = False
@@ -166,8 +184,10 @@ class Fleet:
 
     def _start(self, w: Worker) -> None:
         w.flight = [r.start(self.now, w.step) for r in w.ranks if r.has_work()]
-        w.end_ms = max(p.end_ms for p in w.flight)
-        outputs = any(p.emitted or p.completed or p.rejected or p.settled for p in w.flight)
+        w.end_ms = max((p.end_ms for p in w.flight), default=self.now)
+        outputs = any(
+            p.emitted or p.completed or p.rejected or p.settled or p.requeued for p in w.flight
+        )
         w.idle_passes = 0 if outputs or w.end_ms > self.now else w.idle_passes + 1
         if w.idle_passes > IDLE_PASS_LIMIT:
             raise Endless
@@ -175,6 +195,9 @@ class Fleet:
             for q in p.settled:
                 self._end(q)
                 self.settled += 1
+            self.settled += p.requeued
+        if w.group is not None:
+            w.group.close(w.flight)
 
     def _complete(self, w: Worker) -> None:
         for p in w.flight:
@@ -212,7 +235,8 @@ class SlowOutcome:
 
     Undefined is None. `admissions` and `token_ms` hold everything of each request, `gaps` all
     inter-token gaps (ms) of the completed ones, `preemptions` one count per rank, `passes` one per
-    worker. `settled` counts the requests that the reference would have stood still on.
+    worker. `settled` counts the requests that the reference would have stood still on, `evictions`
+    the pages that SGLang ranks evicted.
     """
 
     arrival_ms: list[float | None]
@@ -238,6 +262,7 @@ class SlowOutcome:
     preemptions: list[int]
     passes: list[int]
     settled: int
+    evictions: int
 
 
 def simulate(payload: dict) -> SlowOutcome:
@@ -283,4 +308,5 @@ def _outcome(fleet: Fleet) -> SlowOutcome:
         preemptions=[r.preemptions for w in fleet.workers for r in w.ranks],
         passes=[w.passes for w in fleet.workers],
         settled=fleet.settled,
+        evictions=sum(getattr(r, "evictions", 0) for w in fleet.workers for r in w.ranks),
     )

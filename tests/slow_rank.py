@@ -207,6 +207,8 @@ class Pass:
     preempted: bool = False
     end_ms: float = 0.0
     prefill_tokens: int = 0
+    ran_model: bool = False  # SGLang: something was computed
+    requeued: bool = False  # SGLang: a standstill was settled without an end
 
 
 class Rank:
@@ -231,6 +233,9 @@ class Rank:
 
     def has_work(self) -> bool:
         return bool(self.waiting or self.running)
+
+    def accept(self, q: Request) -> None:
+        self.waiting.append(q)
 
     def blocks_of(self, tokens: int) -> int:
         return -(-tokens // self.block_size)

@@ -24,6 +24,7 @@ FEATURES = (
     "tokenization",
     "workers",
     "zero_time",
+    "sglang",  # never drawn, only forced
 )
 
 CHANCE = {
@@ -54,7 +55,7 @@ class Draw:
 
     def __init__(self, seed: int, features: tuple[str, ...], without: tuple[str, ...]) -> None:
         self.rng = random.Random(seed)
-        drawn = {f for f in FEATURES if self.rng.random() < CHANCE[f]}
+        drawn = {f for f in CHANCE if self.rng.random() < CHANCE[f]}
         self.on = (drawn | set(features)) - set(without)
         if "belady" in features:
             self.on -= {"dp", "closed_loop", "caching_off", "prefill_schedule_interval"}
@@ -67,6 +68,8 @@ class Draw:
         if "planned" in features or "belady" in self.on:
             self.on.add("prefix")
         self.on -= set(without)
+        if "sglang" in self.on:
+            self.on -= {"belady", "chunking_off", "fifo", "prefill_schedule_interval"}
 
     def chance(self, p: float) -> bool:
         return self.rng.random() < p
@@ -86,7 +89,49 @@ class Draw:
         decode = self.one(1, 5, 10, self.rng.uniform(0.1, 9))
         return {"type": "fixed", "prefill_ms": prefill, "decode_ms": decode}
 
+    def sglang_rank(self) -> dict:
+        r = self.rng
+        page = self.one(1, 1, 1, 1, 4, 4, 16, 64)
+        tokens = r.randint(16, 120) if "small_pool" in self.on else self.one(200, 1000, 16384)
+        blocks = max(tokens // page, 1) + (0 if page == 1 else r.randint(0, 4))
+        options = {
+            "schedule_policy": self.one("fifo", "lpm"),
+            "chunked_prefill_size": page * self.one(1, 2, 4, 8, 16, 32, 512, 8192),
+        }
+        if self.chance(0.2):
+            options["max_prefill_tokens"] = self.one(16, 32, 64, 128)
+        if self.chance(0.75):
+            options["clip_max_new_tokens"] = self.one(1, 2, 4, 8)
+        if self.chance(0.4):
+            options["schedule_conservativeness"] = self.one(0.0, 0.1, 0.5, 1.5)
+        rank: dict = {
+            "backend": "sglang",
+            "block_size": page,
+            "num_gpu_blocks": blocks,
+            "max_num_seqs": self.one(1, 2, 3, 4, 8, 256, 256, None),
+            "timing_model": self.timing(),
+            "sglang": options,
+        }
+        if self.chance(0.2):
+            rank["prefill_decode_interval"] = self.one(1, 2, 3, 7)
+        if "caching_off" in self.on:
+            rank["enable_prefix_caching"] = False
+        return rank
+
     def rank(self) -> dict:
+        rank = self.sglang_rank() if "sglang" in self.on else self.vllm_rank()
+        r = self.rng
+        if "max_model_len" in self.on:
+            rank["max_model_len"] = r.randint(1, 48)
+        if "prefill_schedule_interval" in self.on:
+            rank["prefill_schedule_interval"] = self.one(2, 3, 4, 7)
+        if "speedup" in self.on:
+            rank["speedup_ratio"] = self.one(0.0, 2.0, 1.5, 0.7, r.uniform(0.3, 5))
+            if self.chance(0.5):
+                rank["decode_speedup_ratio"] = self.one(0.0, 3.0, 1.5, r.uniform(0.3, 5))
+        return rank
+
+    def vllm_rank(self) -> dict:
         r = self.rng
         small = "small_pool" in self.on
         rank: dict = {
@@ -105,14 +150,6 @@ class Draw:
                 rank["max_num_batched_tokens"] = self.one(40, 64, 8192)
         if "fifo" in self.on:
             rank["preemption_mode"] = "fifo"
-        if "max_model_len" in self.on:
-            rank["max_model_len"] = r.randint(1, 48)
-        if "prefill_schedule_interval" in self.on:
-            rank["prefill_schedule_interval"] = self.one(2, 3, 4, 7)
-        if "speedup" in self.on:
-            rank["speedup_ratio"] = self.one(0.0, 2.0, 1.5, 0.7, r.uniform(0.3, 5))
-            if self.chance(0.5):
-                rank["decode_speedup_ratio"] = self.one(0.0, 3.0, 1.5, r.uniform(0.3, 5))
         return rank
 
     # The requests
@@ -165,7 +202,8 @@ class Draw:
         r = self.rng
         count = r.randint(1, 10) if self.chance(0.9) else r.randint(11, 24)
         block = rank["block_size"]
-        ceiling = min(block * rank["num_gpu_blocks"], 40)
+        usual = 40 if block < 16 or rank["backend"] != "sglang" else 5 * block
+        ceiling = min(block * rank["num_gpu_blocks"], usual)
         pinned = self.one(0.0, 0.5, 1.0)
         shared = 1.0 if "belady" in self.on else self.one(0.5, 1.0, 1.0)
         outgrow = self.chance(0.1)  # otherwise no request needs more than the whole pool
@@ -182,6 +220,13 @@ class Draw:
                 row["input_token_ids"] = self.prompt(row["input_tokens"], known)
                 known.append(row["input_token_ids"])
             room = block * rank["num_gpu_blocks"] - row["input_tokens"] + 1
+            if rank["backend"] == "sglang":
+                room -= 1 + block
+                if not outgrow and room < 1 and row["input_tokens"] > 0:
+                    row["input_tokens"] = max(1, row["input_tokens"] + room - 2)
+                    if "input_token_ids" in row:
+                        del row["input_token_ids"][row["input_tokens"] :]
+                    room = 2
             if not outgrow and room > 0:
                 row["output_tokens"] = min(row["output_tokens"], room)
             if "planned" in self.on and self.chance(0.6):
@@ -284,5 +329,6 @@ def features_of(payload: dict) -> set[str]:
         "tokenization": bool(payload.get("tokenization")),
         "workers": spec["topology"]["workers"]["initial_workers"] > 1,
         "zero_time": 0 in (timing.get("prefill_ms"), timing.get("decode_ms")),
+        "sglang": rank["backend"] == "sglang",
     }
     return {name for name, used in present.items() if used}

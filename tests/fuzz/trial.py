@@ -84,6 +84,8 @@ def _outcomes(slow: SlowOutcome) -> set[str]:
         met.add("preempted")
     if slow.settled:
         met.add("standstill")
+    if slow.evictions:
+        met.add("evicted")
     if "length" in slow.reason:
         met.add("length")
     return met
