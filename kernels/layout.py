@@ -59,9 +59,19 @@ REASON_SENTENCES = (
 
 # --- factors of a rank: float64 [ranks, FACTORS] --------------------------------------------------
 PREFILL_RATIO, DECODE_RATIO, FIXED_PREFILL_MS, FIXED_DECODE_MS = (np.int64(k) for k in range(4))
-FACTORS = 4
+
+# SGLang keeps its float state beside them.
+(
+    RATIO_INIT,  # share of its remaining output that admission reserves for a running request: ...
+    RATIO_MIN,
+    RATIO_STEP,  # ... taken off after every decode pass
+    NEW_TOKEN_RATIO,  # ... as it stands
+    LAST_EMIT,  # end (ms) of the last decode pass
+) = (np.int64(4 + k) for k in range(5))
+FACTORS = 9
 
 MODEL_POLYNOMIAL, MODEL_FIXED, MODEL_CUSTOM = (np.int64(k) for k in range(3))
+POLICY_FIFO, POLICY_LPM = (np.int64(k) for k in range(2))
 EVICT_LRU, EVICT_BELADY = (np.int64(k) for k in range(2))
 
 UNLIMITED = np.int64(1 << 62)
@@ -95,8 +105,16 @@ NONE = np.int64(-1)
     FIRST_RUN,  # node of request 0 in the idle list: one past the last copy of all ranks
     RUN_OFFSET,  # the rank's running requests, in admission order: lists[RUN_OFFSET:]
     GROWTH_OFFSET,  # members that need a block at tick t: lists[GROWTH_OFFSET + t % BLOCK_SIZE]
-) = (np.int64(k) for k in range(22))
-PARAMS = 22
+    # SGLang only:
+    PAGE_SIZE,  # as authored: budgets are rounded to it
+    CHUNKED_PREFILL_SIZE,
+    CLIP_MAX_NEW_TOKENS,
+    SCHEDULE_POLICY,
+    PREFILL_DECODE_INTERVAL,
+    ROOT,  # root of the rank's radix tree
+    TREE_ROOM,  # tree nodes that one pass may need
+) = (np.int64(k) for k in range(29))
+PARAMS = 29
 
 # ... then state.
 (
@@ -131,11 +149,24 @@ PARAMS = 22
     COMMITTED_PREFILL,
     PREEMPTIONS,
     GROWN,  # blocks that the front took during the stretch being walked
-) = (np.int64(PARAMS + k) for k in range(31))
-RANK_FIELDS = PARAMS + 31
+    # SGLang only:
+    READY_HEAD,  # waiting requests that a pass has seen, in the order they are served
+    READY_TAIL,
+    READY_COUNT,
+    BATCHED,  # requests that the pass in flight prefills; 0 in a decode pass
+    NEW_FROM,  # position in the running list of the first of them that completes its prompt
+    FITS,  # there is room for their first tokens
+    LAGGING,  # some front member got its last token before the last pass end
+    TREE_CLOCK,  # tree operations so far
+    UNSORTED,  # tree or queue changed since the queue was last sorted
+) = (np.int64(PARAMS + k) for k in range(40))
+RANK_FIELDS = PARAMS + 40
 
 # --- state of a worker: int64 [workers, WORKER_STATE], float64 [workers, WORKER_TIME] ------------
-PENDING, PENDING_PASSES, STEP, PASSES, TERMINALS, FRUITLESS = (np.int64(k) for k in range(6))
+PENDING, PENDING_PASSES, STEP, PASSES, TERMINALS, FRUITLESS, PREFILL_LEFT = (
+    np.int64(k) for k in range(7)
+)
+"""PREFILL_LEFT: passes for which prefills are put off (prefill_decode_interval)."""
 WORKER_STATE = 8
 NO_PASS, ONE_PASS, STRETCH = (np.int64(k) for k in range(3))
 
@@ -186,8 +217,12 @@ WORKER_TIME = 16
     STATUS,
     REASON,
     RANK,
-) = (np.int64(k) for k in range(26))
-REQUEST_STATE = 26
+    # SGLang only:
+    TREE_NODE,  # radix node that it locks, with the whole path above
+    CACHED_PAGES,  # depth of that node: pages of its own path that are in the tree
+    REQUEUED,  # gave its pages back once so that another request could go on
+) = (np.int64(k) for k in range(29))
+REQUEST_STATE = 29
 
 RELEASED, ARRIVAL, FIRST_ADMIT, FIRST_TOKEN, SECOND_TOKEN, LAST_TOKEN, TERMINAL = (
     np.int64(k) for k in range(7)
@@ -210,6 +245,28 @@ INDEX_FIELDS = 3
 NEXT_USER, END_OF_USERS = (np.int64(k) for k in range(2))
 """Span in `users` of the requests that have the content in their prompt and may still come."""
 FORECAST_FIELDS = 2
+
+# --- nodes of radix trees: int32 [TREE_FIELDS, nodes]; the roots of all ranks come first ----------
+(
+    OWNER,  # a request whose path goes through the node
+    START,  # pages above it
+    END,  # pages down to its end
+    KEY,  # first page: what sets it apart from its siblings
+    PARENT,  # NONE: a root, or not in use
+    CHILDREN,  # number of children
+    LOCKS,
+    TIME,  # last access, in tree operations
+    LESS_RECENT,  # neighbours in the list of unlocked nodes, by TIME
+    MORE_RECENT,  # also the next of the nodes not in use
+) = (np.int64(k) for k in range(10))
+TREE_FIELDS = 10
+
+UNUSED_HEAD, UNUSED_COUNT, NODE_BUMP, TABLE_STALE = (np.int64(k) for k in range(4))
+"""Given-back nodes, next node never used, whether the table must be built anew."""
+FOREST_STATE = 4
+QUEUE_DUPLICATE, QUEUE_SCORE, QUEUE_REQUEST, QUEUE_PREFIX = (np.int64(k) for k in range(4))
+LPM_LIMIT = np.int64(128)
+"""A longer queue is not sorted by prefix."""
 
 # --- chunk of a stretch: float64 [CHUNK_FIELDS, CHUNK] --------------------------------------------
 DURATIONS, PRICES, ENDS, GAPS, COUNTING = (np.int64(k) for k in range(5))
@@ -235,7 +292,9 @@ CHUNK = 64
 SEGMENT_FIELDS = 11
 
 # --- answers of an entry point --------------------------------------------------------------------
-DONE, PAUSED, LOG_FULL, BAD_PRICE, NO_MOVE, TICKS_EXHAUSTED = (np.int64(k) for k in range(6))
+DONE, PAUSED, LOG_FULL, BAD_PRICE, NO_MOVE, TICKS_EXHAUSTED, FOREST_FULL = (
+    np.int64(k) for k in range(7)
+)
 
 
 class Ranks(NamedTuple):
@@ -268,6 +327,15 @@ class Pools(NamedTuple):
     index: np.ndarray  # int32 [INDEX_FIELDS, rows]
     forecast: np.ndarray  # int32 [FORECAST_FIELDS, contents]
     users: np.ndarray  # int32: requests by content, ascending
+
+
+class Forest(NamedTuple):
+    """Radix trees of SGLang ranks; what `Pools` is to the other backends."""
+
+    nodes: np.ndarray  # int32 [TREE_FIELDS, capacity]
+    table: np.ndarray  # int32 [power of two, twice the capacity at least]: children by first page
+    state: np.ndarray  # int64 [FOREST_STATE]
+    order: np.ndarray  # int64 [4, LPM_LIMIT]: the queue being sorted
 
 
 class Scratch(NamedTuple):

@@ -30,7 +30,6 @@ from vecsim.kernels.blockpool import (
 )
 from vecsim.kernels.jit import inner
 from vecsim.kernels.layout import (
-    ADMISSIONS,
     ARRIVAL,
     BLOCK_SIZE,
     BUDGET,
@@ -44,9 +43,6 @@ from vecsim.kernels.layout import (
     EVICTION_POLICY,
     FAILED,
     FINISH,
-    FIRST_ADMIT,
-    FIRST_REUSED,
-    FIRST_TOKEN,
     FREE,
     FRESH,
     FRONT,
@@ -93,10 +89,8 @@ from vecsim.kernels.layout import (
     RESERVED,
     RESERVES_OUTPUT,
     RETIRED,
-    REUSED,
     RUN_OFFSET,
     RUNNING,
-    SECOND_TOKEN,
     SETTLED,
     STATUS,
     TERMINAL,
@@ -105,6 +99,7 @@ from vecsim.kernels.layout import (
     TOKEN_BUDGET,
 )
 from vecsim.kernels.observe import count_gap
+from vecsim.kernels.records import emit_token, end_rejected, log_admission, mark_second_tokens
 from vecsim.kernels.timing import decode_ms, prefill_ms
 
 
@@ -431,23 +426,6 @@ def tokens_to_admit(requests, s, q, known, cached):
 
 
 @inner
-def log_admission(requests, scratch, q, now, cached):
-    """Record an admission; those after a preemption go to the log."""
-    state = requests.state
-    if state[ADMISSIONS, q] == 0:
-        requests.time[FIRST_ADMIT, q] = now
-        state[FIRST_REUSED, q] = cached
-    else:
-        line = scratch.log_length[0]
-        scratch.log[0, line] = q
-        scratch.log[1, line] = now
-        scratch.log[2, line] = cached
-        scratch.log_length[0] = line + 1
-    state[ADMISSIONS, q] += 1
-    state[REUSED, q] = max(state[REUSED, q], cached)
-
-
-@inner
 def settle_standstill(requests, pools, w, s, q, now):
     """End a queue head that can never be admitted although nothing runs on its rank."""
     state = requests.state
@@ -594,16 +572,6 @@ def price(requests, s, f, lists, start):
 
 # --- apply ----------------------------------------------------------------------------------------
 @inner
-def mark_second_tokens(requests, s, lists, end):
-    """Front members that joined at the last pass end and had one token get their second now."""
-    for i in range(s[FRONT_JOINED], s[FRONT]):
-        q = lists[s[RUN_OFFSET] + i]
-        if np.isnan(requests.time[SECOND_TOKEN, q]):
-            requests.time[SECOND_TOKEN, q] = end
-    s[FRONT_JOINED] = s[FRONT]
-
-
-@inner
 def finish(requests, pools, w, s, q, end):
     """Complete an explicit request and release its blocks."""
     computed = np.int64(requests.state[COMPUTED, q])
@@ -630,22 +598,6 @@ def finish_without_output(requests, pools, w, s, lists, end):
             lists[start + kept] = q
             kept += 1
     s[RUNNING] = kept
-
-
-@inner
-def emit_token(requests, times, scratch, q, end):
-    """An explicit request produces one token at `end`."""
-    state = requests.state
-    time = requests.time
-    generated = state[GENERATED, q]
-    if generated == 0:
-        time[FIRST_TOKEN, q] = end
-    else:
-        count_gap(times, scratch, end - time[LAST_TOKEN, q], np.int64(state[COUNTED, q]))
-        if generated == 1:
-            time[SECOND_TOKEN, q] = end
-    time[LAST_TOKEN, q] = end
-    state[GENERATED, q] = generated + 1
 
 
 @inner
@@ -704,19 +656,6 @@ def tokens_to_emit(requests, s, lists):
         q = np.int64(lists[s[RUN_OFFSET] + i])
         tokens += np.int64(requests.state[LIMIT, q] > 0 and is_ready(requests, q))
     return tokens
-
-
-@inner
-def end_rejected(requests, w, s, end):
-    """Rejections of the pass become visible."""
-    q = s[REJECTED_HEAD]
-    while q >= 0:
-        following = np.int64(requests.state[NEXT, q])
-        requests.state[STATUS, q] = REJECTED
-        requests.time[TERMINAL, q] = end
-        w[TERMINALS] += 1
-        q = following
-    s[REJECTED_HEAD] = NONE
 
 
 @inner

@@ -300,8 +300,8 @@ def test_nothing_is_written_unless_asked(run, trace, tmp_path, monkeypatch):
         (["{trace}", "--format", "xml"], "--format"),
         (["{trace}", "--wrokers", "1"], "--wrokers"),
         (
-            ["{trace}", "--set", "engine.rank.backend=sglang"],
-            "not supported yet: engine.rank.backend",
+            ["{trace}", "--set", "engine.rank.aic_nextn=2"],
+            "not supported yet: engine.rank.aic_nextn",
         ),
         (["{spec}", "--limit", "1"], "--limit"),
         (["{spec}", "--time-unit", "s"], "--time-unit"),

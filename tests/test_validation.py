@@ -19,7 +19,7 @@ HERE = Path(__file__).parent
 CASES = HERE / "conformance" / "cases"
 REFUSED_FIELDS = json.loads((HERE / "refused_fields.json").read_text())
 BUILT_FEATURES = {
-    *("dp", "belady", "closed_loop", "time_limit", "sla", "tokenization", "trtllm"),
+    *("dp", "belady", "closed_loop", "time_limit", "sla", "tokenization", "sglang", "trtllm"),
     *("trace", "mooncake", "speedup", "sessions"),
 }
 """Features of the case files that descriptors may ask for. Sessions are a matter of trace rows."""
@@ -368,7 +368,10 @@ def test_traffic_rules(traffic, field):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"engine.rank.backend": "sglang"}, "engine.rank.backend (sglang)"),
+        (
+            {"engine.rank.backend": "sglang", "engine.rank.sglang.host_loop": True},
+            "engine.rank.sglang.host_loop (True)",
+        ),
         ({"topology": DISAGGREGATED}, "topology (disaggregated)"),
         ({"engine.rank.aic_nextn": 3}, "engine.rank.aic_nextn (3)"),
         (

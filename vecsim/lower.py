@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import ModuleType
 
 import numpy as np
 
 from vecsim.descriptors import FixedTiming, RankConfig, Tokenization
 from vecsim.errors import InputError
-from vecsim.kernels import aggregated, layout, sharing
-from vecsim.kernels.layout import Pools, Ranks, Requests, Workers
+from vecsim.kernels import aggregated, aggregated_sglang, layout, sharing
+from vecsim.kernels.layout import Forest, Pools, Ranks, Requests, Workers
 from vecsim.kernels.placement import place_round_robin, tokenize_all
 from vecsim.roles import Role
 from vecsim.timing import CompiledTiming
@@ -21,6 +22,9 @@ _MOST_BLOCKS = 2**61
 # Copies beyond one per block instance: a block recomputed while an old copy lingers adds one.
 _SPARE_COPIES = 8
 
+# Nodes that radix trees start with.
+_FIRST_NODES = 4096
+
 
 @dataclass(frozen=True)
 class State:
@@ -30,13 +34,17 @@ class State:
         order: int64 [n] row of the workload that request q of the kernels is, or None if the same.
             Coupled workers see requests by arrival; independent ones rank by rank, which keeps
             each worker's requests together in memory.
+        pools: KV blocks of all ranks; for SGLang a forest without room for nodes, as each thread
+            grows its own.
+        entries: the module with the entry points of the backend.
     """
 
     ranks: Ranks
     workers: Workers
     requests: Requests
-    pools: Pools
+    pools: Pools | Forest
     order: np.ndarray | None
+    entries: ModuleType
 
 
 def lower(
@@ -96,6 +104,8 @@ def lower(
         requests.time[layout.RELEASED] = released
     if not coupled:
         requests.time[layout.ARRIVAL] = arrivals
+    if role.backend == "sglang":
+        return _sglang_state(ranks, _workers(workers), requests, paths, order, not coupled)
     if role.rank.enable_prefix_caching and workload.output_offsets is not None:
         planned = np.diff(workload.output_offsets) > 0
         requests.state[layout.LONER] = _in_order(planned, order)
@@ -119,7 +129,51 @@ def lower(
     copies = _place_copies(ranks, instances)
     prompt_blocks = requests.state[layout.ISL] // params[layout.BLOCK_SIZE]
     pools = _pools(copies, int(rows), contents, prompt_blocks, paths)
-    return State(ranks, _workers(workers), requests, pools, order)
+    return State(ranks, _workers(workers), requests, pools, order, aggregated)
+
+
+def _sglang_state(
+    ranks: Ranks,
+    workers: Workers,
+    requests: Requests,
+    paths: sharing.Paths,
+    order: np.ndarray | None,
+    arrive: bool,
+) -> State:
+    """The state of SGLang ranks; all requests are queued if `arrive`."""
+    fields = ranks.fields
+    fields[:, layout.ROOT] = np.arange(len(fields))
+    requests.state[layout.SHARED] = paths.covered
+    requests.state[layout.TREE_NODE] = requests.state[layout.RANK]
+    requests = requests._replace(path_rows=paths.nodes)
+    if arrive:
+        aggregated_sglang.prepare(ranks, requests)
+    counts = np.bincount(requests.state[layout.RANK], minlength=len(fields))
+    capacity = np.minimum(counts, fields[:, layout.MAX_NUM_SEQS])
+    # A pass may split and add a node for the match, the chunk and the end of each request.
+    fields[:, layout.TREE_ROOM] = 6 * capacity
+    starts = np.concatenate([[0], np.cumsum(counts)])
+    ranks = ranks._replace(lists=_place_lists(ranks, starts))
+    forest = Forest(
+        nodes=np.full((layout.TREE_FIELDS, 0), layout.NONE, np.int32),
+        table=np.zeros(0, np.int32),
+        state=np.array([layout.NONE, 0, len(fields), 0], np.int64),
+        order=np.zeros((4, int(layout.LPM_LIMIT)), np.int64),
+    )
+    return State(ranks, workers, requests, forest, order, aggregated_sglang)
+
+
+def grown_forest(forest: Forest, ranks: Ranks) -> Forest:
+    """A copy of `forest` with room for twice as many nodes, and for the next pass of any rank."""
+    used = forest.nodes.shape[1]
+    room = int(ranks.fields[:, layout.TREE_ROOM].max(initial=0)) + len(ranks.fields)
+    capacity = max(2 * used, _FIRST_NODES, used + 2 * room)
+    nodes = np.full((layout.TREE_FIELDS, capacity), layout.NONE, np.int32)
+    nodes[:, :used] = forest.nodes
+    state = forest.state.copy()
+    state[layout.TABLE_STALE] = 1
+    table = np.full(1 << (2 * capacity - 1).bit_length(), layout.NONE, np.int32)
+    return Forest(nodes, table, state, forest.order.copy())
 
 
 def _place(workload: Workload, order: np.ndarray | None, workers: int, dp_size: int) -> np.ndarray:
@@ -220,7 +274,31 @@ def _params(
         f[layout.FIXED_PREFILL_MS] = rank.timing_model.prefill_ms
         f[layout.FIXED_DECODE_MS] = rank.timing_model.decode_ms
     p[layout.PREFILL_MODEL] = p[layout.DECODE_MODEL] = model
+    if rank.backend == "sglang":
+        _set_sglang(role, p, f)
     return p, f
+
+
+def _set_sglang(role: Role, p: np.ndarray, f: np.ndarray) -> None:
+    """What only SGLang ranks have. Ranks of a group share chunks and reserve less (reference:
+    runtimes, section 4.4)."""
+    rank, options = role.rank, role.rank.sglang
+    unlimited = int(layout.UNLIMITED)
+    p[layout.NUM_BLOCKS] = min(rank.num_gpu_blocks, _MOST_BLOCKS // rank.block_tokens)
+    p[layout.PAGE_SIZE] = rank.block_tokens
+    p[layout.TOKEN_BUDGET] = min(options.max_prefill_tokens, unlimited)
+    p[layout.CHUNKED_PREFILL_SIZE] = min(options.chunked_prefill_size // role.dp_size, unlimited)
+    p[layout.CLIP_MAX_NEW_TOKENS] = min(options.clip_max_new_tokens, _MOST_BLOCKS)
+    lpm = options.schedule_policy == "lpm"
+    p[layout.SCHEDULE_POLICY] = layout.POLICY_LPM if lpm else layout.POLICY_FIFO
+    p[layout.PREFILL_DECODE_INTERVAL] = min(rank.prefill_decode_interval, unlimited)
+    conservativeness = options.schedule_conservativeness
+    if role.dp_size > 1:
+        conservativeness *= 0.3
+    f[layout.RATIO_INIT] = 0.7 * conservativeness
+    f[layout.RATIO_MIN] = f[layout.RATIO_INIT] * 0.14
+    f[layout.RATIO_STEP] = (f[layout.RATIO_INIT] - f[layout.RATIO_MIN]) / 600.0
+    f[layout.NEW_TOKEN_RATIO] = f[layout.RATIO_INIT]
 
 
 def _or_unlimited(value: int | None) -> int:
@@ -240,6 +318,8 @@ def _ranks(count: int, params: np.ndarray, factors: np.ndarray) -> Ranks:
         layout.QUEUE_TAIL,
         layout.PREEMPTED_HEAD,
         layout.REJECTED_HEAD,
+        layout.READY_HEAD,
+        layout.READY_TAIL,
     ):
         fields[:, head] = layout.NONE
     return Ranks(fields, np.tile(factors, (count, 1)), np.zeros(0, np.int32))

@@ -39,7 +39,7 @@ def check_role(role: Role) -> None:
     non_negative(f"{path}.speedup_ratio", rank.speedup_ratio)
     non_negative(f"{path}.decode_speedup_ratio", rank.decode_speedup_ratio)
     _check_drafts(path, rank)
-    _check_sglang(path, rank)
+    _check_sglang(path, rank, role.dp_size)
     if rank.emit_kv_token_ids and not rank.emit_kv_events:
         refuse(f"{path}.emit_kv_token_ids", True, "false in a replay that records no KV events")
     optional_positive(f"{path}.kv_transfer_bytes_per_token", rank.kv_transfer_bytes_per_token)
@@ -125,7 +125,7 @@ def _check_drafts(path: str, rank: RankConfig) -> None:
         refuse(f"{path}.decode_speedup_ratio", rank.decode_speedup_ratio, "1.0 beside aic_nextn")
 
 
-def _check_sglang(path: str, rank: RankConfig) -> None:
+def _check_sglang(path: str, rank: RankConfig, dp_size: int) -> None:
     if rank.backend != "sglang":
         return
     if not rank.enable_chunked_prefill:
@@ -136,6 +136,9 @@ def _check_sglang(path: str, rank: RankConfig) -> None:
     non_negative(f"{path}.sglang.schedule_conservativeness", sglang.schedule_conservativeness)
     if sglang.chunked_prefill_size % rank.block_tokens:
         expected = f"a multiple of block_size ({rank.block_tokens})"
+        refuse(f"{path}.sglang.chunked_prefill_size", sglang.chunked_prefill_size, expected)
+    if sglang.chunked_prefill_size < dp_size:
+        expected = f"at least dp_size ({dp_size}): the ranks of a group share it"
         refuse(f"{path}.sglang.chunked_prefill_size", sglang.chunked_prefill_size, expected)
 
 

@@ -11,11 +11,12 @@ import numpy as np
 
 from vecsim.descriptors import Tokenization
 from vecsim.errors import SimulationError
-from vecsim.kernels import aggregated, layout
-from vecsim.kernels.aggregated import Clock
-from vecsim.kernels.layout import Scratch
+from vecsim.kernels import clock as pool_clock
+from vecsim.kernels import layout
+from vecsim.kernels.clock import Clock
+from vecsim.kernels.layout import Forest, Pools, Scratch
 from vecsim.kernels.observe import GAP_BINS, bin_midpoints, bin_of
-from vecsim.lower import State
+from vecsim.lower import State, grown_forest
 from vecsim.outcome import GapDistribution, Outcome, PoolOutcome
 from vecsim.roles import Role
 
@@ -63,10 +64,11 @@ def simulate(state: State, role: Role, options: RunOptions) -> Outcome:
 
 @dataclass
 class _Lane:
-    """One thread's clock and scratch memory."""
+    """One thread's clock and scratch memory. Radix trees are each thread's own."""
 
     clock: Clock
     scratch: Scratch
+    pools: Pools | Forest
 
 
 def _lane(state: State, role: Role, options: RunOptions) -> _Lane:
@@ -75,20 +77,20 @@ def _lane(state: State, role: Role, options: RunOptions) -> _Lane:
     workers = len(state.workers.state)
     leaves = 1 << max(workers - 1, 0).bit_length()
     clock = Clock(
-        state=np.zeros(aggregated.CLOCK_STATE, np.int64),
-        time=np.zeros(aggregated.CLOCK_TIME),
+        state=np.zeros(pool_clock.CLOCK_STATE, np.int64),
+        time=np.zeros(pool_clock.CLOCK_TIME),
         tree=np.full(2 * leaves if options.coupled else 2, np.inf),
         awake=np.zeros(workers if options.coupled else 1, np.int64),
         servers=np.zeros((workers, servers)),
     )
     if stage is not None:
-        clock.time[aggregated.TOKENIZE_MS] = stage.base_ms
-        clock.time[aggregated.TOKENIZE_TOKEN_MS] = stage.per_input_token_ms
-    clock.state[aggregated.DP_SIZE] = role.dp_size
+        clock.time[pool_clock.TOKENIZE_MS] = stage.base_ms
+        clock.time[pool_clock.TOKENIZE_TOKEN_MS] = stage.per_input_token_ms
+    clock.state[pool_clock.DP_SIZE] = role.dp_size
     requests = state.requests.state.shape[1]
-    clock.state[aggregated.MAX_IN_FLIGHT] = min(options.max_in_flight or 0, requests)
-    clock.state[aggregated.SEGMENTS] = _SEGMENTS_A_CALL
-    clock.time[aggregated.HORIZON] = options.horizon_ms
+    clock.state[pool_clock.MAX_IN_FLIGHT] = min(options.max_in_flight or 0, requests)
+    clock.state[pool_clock.SEGMENTS] = _SEGMENTS_A_CALL
+    clock.time[pool_clock.HORIZON] = options.horizon_ms
     lines = _LOG_LINES + len(state.ranks.fields) if options.record_segments else 0
     chunk = np.zeros((layout.CHUNK_FIELDS, layout.CHUNK))
     chunk[layout.COUNTING] = np.arange(layout.CHUNK)
@@ -101,6 +103,7 @@ def _lane(state: State, role: Role, options: RunOptions) -> _Lane:
             log_length=np.zeros(2, np.int64),
             segments=np.zeros((layout.SEGMENT_FIELDS, lines)),
         ),
+        state.pools if isinstance(state.pools, Pools) else grown_forest(state.pools, state.ranks),
     )
 
 
@@ -121,8 +124,8 @@ def _run_free(state: State, role: Role, options: RunOptions) -> list[_Lane]:
     if threads == 1:
         clock = lanes[0].clock.state
         a_call = max(workers // _CALLS_A_LANE, 1)
-        while clock[aggregated.END_WORKER] < workers:
-            clock[aggregated.END_WORKER] = min(clock[aggregated.END_WORKER] + a_call, workers)
+        while clock[pool_clock.END_WORKER] < workers:
+            clock[pool_clock.END_WORKER] = min(clock[pool_clock.END_WORKER] + a_call, workers)
             while not _advance(state, options, lanes[0]):
                 _report_progress(state, options)
             _report_progress(state, options)
@@ -137,8 +140,8 @@ def _run_free(state: State, role: Role, options: RunOptions) -> list[_Lane]:
                 worker = next(todo, None)
             if worker is None:
                 return
-            lane.clock.state[aggregated.NEXT_WORKER] = worker
-            lane.clock.state[aggregated.END_WORKER] = worker + 1
+            lane.clock.state[pool_clock.NEXT_WORKER] = worker
+            lane.clock.state[pool_clock.END_WORKER] = worker + 1
             finished = False
             while not stop.is_set() and not finished:
                 finished = _advance(state, options, lane)
@@ -156,10 +159,13 @@ def _run_free(state: State, role: Role, options: RunOptions) -> list[_Lane]:
 
 def _advance(state: State, options: RunOptions, lane: _Lane) -> bool:
     """Run until the lane pauses or is done. Returns whether it is done."""
-    run = aggregated.run_coupled if options.coupled else aggregated.run_independent
-    code = run(state.ranks, state.workers, state.requests, state.pools, lane.scratch, lane.clock)
+    entries = state.entries
+    run = entries.run_coupled if options.coupled else entries.run_independent
+    code = run(state.ranks, state.workers, state.requests, lane.pools, lane.scratch, lane.clock)
     if code == layout.LOG_FULL:
         lane.scratch = _with_longer_logs(state, lane.scratch)
+    elif code == layout.FOREST_FULL:
+        lane.pools = grown_forest(lane.pools, state.ranks)
     elif code not in (layout.DONE, layout.PAUSED):
         raise SimulationError(_failure(int(code), state))
     return code == layout.DONE
@@ -220,7 +226,7 @@ def _outcome(state: State, role: Role, options: RunOptions, lanes: list[_Lane]) 
         float(state.workers.time[:, layout.CLOCK].max()),
         float(released[arrived].max(initial=0.0)),
         float(arrival[queued].max(initial=0.0)),
-        *(float(lane.clock.time[aggregated.NOW]) for lane in lanes),
+        *(float(lane.clock.time[pool_clock.NOW]) for lane in lanes),
     )
     status = columns[layout.STATUS].astype(np.uint8)
     status[~arrived] = layout.NOT_ARRIVED
@@ -286,8 +292,12 @@ def _settle_fronts(state: State) -> None:
         start = s[layout.RUN_OFFSET]
         members = state.ranks.lists[start : start + s[layout.FRONT]]
         state.requests.state[layout.GENERATED, members] += np.int32(s[layout.TICK])
-        clock = state.workers.time[r // dp_size, layout.CLOCK]
-        state.requests.time[layout.LAST_TOKEN, members] = clock
+        last_ms = state.workers.time[r // dp_size, layout.CLOCK]
+        if isinstance(state.pools, Forest):
+            # Members that have not decoded yet have the time of their first token there.
+            members = members[: s[layout.FRONT_JOINED]]
+            last_ms = state.ranks.factors[r, layout.LAST_EMIT]
+        state.requests.time[layout.LAST_TOKEN, members] = last_ms
 
 
 def _segments(options: RunOptions, lanes: list[_Lane]) -> np.ndarray | None:

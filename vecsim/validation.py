@@ -455,7 +455,7 @@ _BUILT_PAYLOAD: dict[str, tuple[Any, ...]] = {
     "capture_performance_diagnostics": (False,),
 }
 _BUILT_RANK: dict[str, tuple[Any, ...]] = {
-    "backend": ("vllm", "trtllm"),
+    "backend": ("vllm", "sglang", "trtllm"),
     "timing_model": (PolynomialTiming, FixedTiming),
     "aic_nextn": (None,),
     "native_host_offload": (None,),
@@ -464,6 +464,7 @@ _BUILT_RANK: dict[str, tuple[Any, ...]] = {
     "state_cache": (None,),
     "kv_cache_groups": ((),),
     "frontend": (None,),
+    "sglang.host_loop": (False,),
     "vision": (False,),
 }
 """Fields with the values, or the descriptor types, that are built; other fields are built whole."""
@@ -475,6 +476,8 @@ def check_supported(payload: Payload) -> None:
     _check_built("", payload, _BUILT_PAYLOAD)
     for role in resolve(payload.spec):
         _check_built(f"{role.path}.rank.", role.rank, _BUILT_RANK)
+        if role.backend == "sglang":
+            _check_built("", payload.spec, {"engine.kv_eviction_policy": ("lru",)})
     _check_fleet_size(payload.spec)
 
 

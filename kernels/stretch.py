@@ -1,0 +1,161 @@
+"""Stretches: pure decode passes that follow each other, walked as one.
+
+The clock of a stretch is that of pass-by-pass stepping, addition for addition; what it does to
+blocks and requests is settled once, at its end, by the scheduler of the rank.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from vecsim.kernels.jit import inner
+from vecsim.kernels.layout import (
+    BLOCK_SIZE,
+    CHUNK,
+    CLOCK,
+    DURATIONS,
+    ENDS,
+    FREE,
+    FRONT,
+    FRONT_CONTEXT,
+    FRONT_COUNTED,
+    GAPS,
+    GROWN,
+    GROWTH_OFFSET,
+    IDLE,
+    KV_BLOCK_MS,
+    NUM_BLOCKS,
+    PARTICIPATES,
+    PASS_END,
+    TICK,
+)
+from vecsim.kernels.observe import count_gaps
+from vecsim.kernels.records import mark_second_tokens
+from vecsim.kernels.timing import decode_series
+
+
+@inner
+def passes_within(s, lists, blocks, passes):
+    """How many of `passes` pure decode passes the given number of blocks suffices for."""
+    front = s[FRONT]
+    block_size = s[BLOCK_SIZE]
+    if front * (passes // block_size + 1) <= blocks:
+        return passes
+    covered = (blocks // front) * block_size
+    left = blocks % front
+    growth = lists[s[GROWTH_OFFSET] : s[GROWTH_OFFSET] + block_size]
+    slot = s[TICK] % block_size
+    while covered < passes and growth[slot] <= left:
+        left -= growth[slot]
+        covered += 1
+        slot += 1
+        if slot == block_size:
+            slot = np.int64(0)
+    return min(covered, passes)
+
+
+@inner
+def price_chunk(ranks, scratch, first, dp_size, done, count):
+    """Durations of up to `count` group passes after `done` ones of the stretch; returns how many,
+    fewer before a bad price."""
+    chunk = scratch.chunk
+    for k in range(count):
+        chunk[DURATIONS, k] = 0.0
+    for r in range(first, first + dp_size):
+        s = ranks.fields[r]
+        if s[PARTICIPATES] == 0:
+            continue
+        context = s[FRONT_CONTEXT] + done * s[FRONT]
+        f = ranks.factors[r]
+        count = decode_series(s, f, s[FRONT], context, count, chunk)
+    return count
+
+
+@inner
+def chunk_end(scratch, count, start, arrival, until):
+    """Add up the durations in order. Returns how many of the `count` passes belong to the stretch:
+    up to the first that ends at or after `arrival`, without those that end after `until`."""
+    ends = scratch.chunk[ENDS]
+    durations = scratch.chunk[DURATIONS]
+    end = start
+    for k in range(count):
+        end += durations[k]
+        ends[k] = end
+    if end < arrival and end <= until:
+        return count
+    for k in range(count):
+        if ends[k] > until:
+            return np.int64(k)
+        if ends[k] >= arrival:
+            return np.int64(k) + 1
+    return count
+
+
+@inner
+def observe_chunk(ranks, times, requests, scratch, first, dp_size, done, count, start):
+    """Record `count` walked passes: gaps, second tokens, held blocks."""
+    ends = scratch.chunk[ENDS]
+    gaps = scratch.chunk[GAPS]
+    gaps[0] = ends[0] - start
+    for k in range(1, count):
+        gaps[k] = ends[k] - ends[k - 1]
+    weight = np.int64(0)
+    held = 0.0
+    for r in range(first, first + dp_size):
+        s = ranks.fields[r]
+        if s[PARTICIPATES] == 0:
+            continue
+        if done == 0:
+            s[GROWN] = 0
+            mark_second_tokens(requests, s, ranks.lists, ends[0])
+        weight += s[FRONT_COUNTED]
+        block_size = s[BLOCK_SIZE]
+        growth = ranks.lists[s[GROWTH_OFFSET] : s[GROWTH_OFFSET] + block_size]
+        active = s[NUM_BLOCKS] - s[FREE] - s[IDLE] + s[GROWN]
+        held += np.float64(active) * (ends[count - 1] - start)
+        slot = (s[TICK] + done) % block_size
+        pass_start = start
+        grown = np.int64(0)
+        for k in range(count):
+            if growth[slot] != 0:
+                grown += growth[slot]
+                held += np.float64(growth[slot]) * (ends[count - 1] - pass_start)
+            pass_start = ends[k]
+            slot += 1
+            if slot == block_size:
+                slot = np.int64(0)
+        s[GROWN] += grown
+    times[KV_BLOCK_MS] += held
+    count_gaps(times, scratch, count, weight)
+
+
+@inner
+def walk_stretch(
+    ranks, workers, requests, scratch, worker, dp_size, passes, arrival, until, observe
+):
+    """Walk up to `passes` steady passes from the clock; PASS_END is the end of the last one.
+
+    Returns the number of passes: fewer when one ends at or after `arrival` or would end after
+    `until`, or before a bad price; negative if the first has one. Records them only if `observe`.
+    """
+    times = workers.time[worker]
+    first = worker * dp_size
+    end = times[CLOCK]
+    done = np.int64(0)
+    while done < passes:
+        count = min(np.int64(CHUNK), passes - done)
+        count = price_chunk(ranks, scratch, first, dp_size, done, count)
+        if count == 0:
+            if done == 0:
+                return np.int64(-1)
+            break
+        taken = chunk_end(scratch, count, end, arrival, until)
+        if taken > 0:
+            if observe:
+                observe_chunk(ranks, times, requests, scratch, first, dp_size, done, taken, end)
+            end = scratch.chunk[ENDS, taken - 1]
+            done += taken
+        if taken < count or end >= arrival:
+            break
+    times[PASS_END] = end
+    return done
