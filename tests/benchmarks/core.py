@@ -46,6 +46,7 @@ CASES = (
     Case("16 workers, block size 16", 16, rank={"block_size": 16, "num_gpu_blocks": 65536}),
     Case("16 workers, block size 512", 16, rank={"block_size": 512, "num_gpu_blocks": 2048}),
     Case("16 workers, TensorRT-LLM", 16, rank={"backend": "trtllm"}),
+    Case("16 workers, SGLang", 16, rank={"backend": "sglang", "num_gpu_blocks": 1 << 20}),
 )
 
 

@@ -44,6 +44,7 @@ BUILT = {
 # The field that the answer names (a part of its path) while a feature is not built, and the value
 # that `vecsim.validation` will list as built once it is; None: when its row is gone.
 FIELDS = {
+    "belady": ("engine.kv_eviction_policy", None),  # with SGLang
     "agentic": ("workload.dependencies", None),
     "disaggregated": ("topology", DisaggregatedTopology),
     "encoder": ("encoder", None),

@@ -1,0 +1,99 @@
+"""Compiled SGLang ranks equal the slow model on random specs, with every other feature."""
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.fuzz import specs, trial
+
+SEEDS_PER_FEATURE = 60
+WITH = (
+    "caching_off",
+    "closed_loop",
+    "dp",
+    "empty_prompt",
+    "max_model_len",
+    "planned",
+    "prefix",
+    "small_pool",
+    "speedup",
+    "time_limit",
+    "tokenization",
+    "workers",
+    "zero_time",
+)
+
+
+@pytest.mark.parametrize("feature", WITH)
+def test_equals_the_slow_model(feature):
+    start = 500_000 + 10_000 * WITH.index(feature)
+    differing = {}
+    for seed in range(start, start + SEEDS_PER_FEATURE):
+        payload = specs.make(seed, ("sglang", feature), ("refused",))
+        lines = trial.run(payload, "vecsim", None).lines
+        if lines and not _refused(lines):
+            differing[seed] = lines
+    assert differing == {}
+
+
+def _refused(lines: list[str]) -> bool:
+    """A group whose ranks would share less than one token a chunk; the slow model lets it pass."""
+    return "chunked_prefill_size" in lines[0] and "dp_size" in lines[0]
+
+
+def test_random_specs_meet_the_edges():
+    """Otherwise the test above would show little."""
+    met = {"preempted": 0, "evicted": 0, "rejected": 0, "standstill": 0, "failed": 0}
+    pages, policies = set(), set()
+    for seed in range(600):
+        payload = specs.make(seed, ("sglang",), ("refused",))
+        rank = payload.get("spec", payload)["engine"]["rank"]
+        pages.add(rank["block_size"])
+        policies.add(rank["sglang"]["schedule_policy"])
+        outcomes = trial.run(payload, "slow", None).outcomes
+        for outcome in met:
+            met[outcome] += outcome in outcomes
+    assert met["preempted"] >= 30
+    assert met["evicted"] >= 150
+    assert met["rejected"] >= 50
+    assert met["standstill"] >= 50
+    assert met["failed"] >= 1
+    assert pages == {1, 4, 16, 64}
+    assert policies == {"fifo", "lpm"}
+
+
+COMPILED = """
+import sys
+from vecsim.kernels import aggregated, aggregated_sglang, radix, sglang, vllm, blockpool
+from vecsim.replaying import replay
+
+backend = sys.argv[1]
+replay({
+    "version": 1,
+    "topology": {"kind": "aggregated", "workers": {"initial_workers": 1}},
+    "engine": {"rank": {"backend": backend}},
+    "requests": [
+        {"id": "r", "arrival_time_ms": 0, "input_tokens": 100, "output_tokens": 3}
+    ],
+})
+used = [m for m in (aggregated, aggregated_sglang) if m.run_independent.signatures]
+assert used == [aggregated_sglang if backend == "sglang" else aggregated], used
+idle = (vllm, blockpool) if backend == "sglang" else (sglang, radix)
+for module in idle:
+    for name, kernel in vars(module).items():
+        if getattr(kernel, "__module__", None) == module.__name__:
+            assert not getattr(kernel, "signatures", ()), (module.__name__, name)
+"""
+
+
+@pytest.mark.parametrize("backend", ["vllm", "sglang", "trtllm"])
+def test_a_run_compiles_its_own_backend_only(backend):
+    done = subprocess.run(
+        [sys.executable, "-c", COMPILED, backend],
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
