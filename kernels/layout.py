@@ -67,8 +67,9 @@ PREFILL_RATIO, DECODE_RATIO, FIXED_PREFILL_MS, FIXED_DECODE_MS = (np.int64(k) fo
     RATIO_STEP,  # ... taken off after every decode pass
     NEW_TOKEN_RATIO,  # ... as it stands
     LAST_EMIT,  # end (ms) of the last decode pass
-) = (np.int64(4 + k) for k in range(5))
-FACTORS = 9
+    COUNTDOWN_END,  # when PREFILL_LEFT runs out without time passing, with nothing to decode
+) = (np.int64(4 + k) for k in range(6))
+FACTORS = 10
 
 MODEL_POLYNOMIAL, MODEL_FIXED, MODEL_CUSTOM = (np.int64(k) for k in range(3))
 POLICY_FIFO, POLICY_LPM = (np.int64(k) for k in range(2))

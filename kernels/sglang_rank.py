@@ -14,6 +14,7 @@ from vecsim.kernels.layout import (
     BLOCK_SIZE,
     CHUNKED_PREFILL_SIZE,
     CLIP_MAX_NEW_TOKENS,
+    COUNTDOWN_END,
     FINISH,
     FREE,
     FRONT,
@@ -177,15 +178,18 @@ def settle_stretch(requests, pools, w, s, f, lists, passes, start, end):
 
 # --- the group ------------------------------------------------------------------------------------
 @inner
-def defers(requests, w, s, lists, dp_size):
+def defers(requests, w, s, f, lists, now, dp_size):
     """Whether the pass about to start puts off prefills."""
-    return w[PREFILL_LEFT] > 0
+    return w[PREFILL_LEFT] > 0 and now <= f[COUNTDOWN_END]
 
 
 @inner
 def close_group(ranks, requests, w, first, dp_size, passes, start, end):
     """Count down prefill_decode_interval. With nothing to decode, the passes that are left take no
-    time, and new_token_ratio starts anew."""
+    time, so that one stands for all, and new_token_ratio starts anew."""
+    interval = ranks.fields[first, PREFILL_DECODE_INTERVAL]
+    if interval == 0:
+        return
     prefilled = np.int64(0)
     running = np.int64(0)
     for r in range(first, first + dp_size):
@@ -193,13 +197,19 @@ def close_group(ranks, requests, w, first, dp_size, passes, start, end):
         running += s[RUNNING]
         if s[PARTICIPATES] != 0:
             prefilled += s[PREFILL_TOKENS]
+    countdown_end = np.inf
+    idle = w[PREFILL_LEFT] > 0 and ranks.factors[first, COUNTDOWN_END] == start
     if prefilled > 0:
-        w[PREFILL_LEFT] = ranks.fields[first, PREFILL_DECODE_INTERVAL]
+        w[PREFILL_LEFT] = interval
     else:
         w[PREFILL_LEFT] = max(w[PREFILL_LEFT] - passes, np.int64(0))
     if running == 0 and w[PREFILL_LEFT] > 0:
-        w[PREFILL_LEFT] = 0
-        for r in range(first, first + dp_size):
+        idle = True
+        w[PREFILL_LEFT] = 1
+        countdown_end = end
+    for r in range(first, first + dp_size):
+        ranks.factors[r, COUNTDOWN_END] = countdown_end
+        if idle:
             ranks.factors[r, NEW_TOKEN_RATIO] = ranks.factors[r, RATIO_INIT]
 
 

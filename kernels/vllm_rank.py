@@ -87,7 +87,7 @@ def notices(requests, s, now):
 
 
 @inner
-def defers(requests, w, s, lists, dp_size):
+def defers(requests, w, s, f, lists, now, dp_size):
     """Whether the pass about to start puts off prefills."""
     return dp_size > 1 and is_deferring(requests, s, lists, w[STEP])
 

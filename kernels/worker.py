@@ -87,7 +87,8 @@ class Scheduler(NamedTuple):
         notices: (requests, s, now): whether an arrival now would change what follows.
         steady_passes: (requests, pools, w, s, f, lists, now): pure decode passes that the rank's
             front can make as a stretch; 0 when it is not steady.
-        defers: (requests, w, s, lists, dp_size): whether the pass about to start puts off prefills.
+        defers: (requests, w, s, f, lists, now, dp_size): whether the pass about to start puts off
+            prefills.
         schedule: (requests, pools, scratch, w, s, f, lists, now, defer): step 1 of a pass.
         price: (requests, s, f, lists, start): its end, negative for a bad price.
         tokens_to_emit: (requests, s, lists): tokens that come out of it.
@@ -229,7 +230,7 @@ def bind(scheduler: Scheduler) -> WorkerKernels:
                 continue
             f = ranks.factors[r]
             lists = ranks.lists
-            defer = defers(requests, w, s, lists, dp_size)
+            defer = defers(requests, w, s, f, lists, now, dp_size)
             schedule(requests, pools, scratch, w, s, f, lists, now, defer)
             rank_end = price(requests, s, f, lists, now)
             if rank_end < 0.0:
