@@ -63,6 +63,7 @@ class Draw:
             self.on -= {"belady"}
         if "prefill_schedule_interval" in features:
             self.on.add("dp")
+            self.on -= {"belady"}
         if "dp" not in self.on:
             self.on -= {"prefill_schedule_interval"}
         if "planned" in features or "belady" in self.on:
@@ -247,6 +248,10 @@ class Draw:
         rank = self.rank()
         engine: dict = {"rank": rank}
         dp_size = self.one(2, 2, 4) if "dp" in self.on else 1
+        if rank["backend"] == "sglang" and "refused" not in self.on:
+            options = rank["sglang"]
+            # Ranks share a chunk; less than a token each is refused.
+            options["chunked_prefill_size"] *= 1 if options["chunked_prefill_size"] >= 4 else 4
         if dp_size > 1:
             engine["dp_size"] = dp_size
         if "belady" in self.on:
