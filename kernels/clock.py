@@ -66,7 +66,7 @@ class Clock(NamedTuple):
 def set_end(clock, worker, end):
     """Enter a worker's next end into the tournament tree."""
     tree = clock.tree
-    node = np.int64(tree.shape[0]) // 2 + worker
+    node = np.int64(len(tree)) // 2 + worker
     tree[node] = end
     node //= 2
     while node >= 1:
@@ -78,7 +78,7 @@ def set_end(clock, worker, end):
 def first_to_end(clock):
     """Lowest worker id among those with the earliest end."""
     tree = clock.tree
-    leaves = np.int64(tree.shape[0]) // 2
+    leaves = np.int64(len(tree)) // 2
     node = np.int64(1)
     while node < leaves:
         node *= 2
@@ -227,7 +227,7 @@ def bind(worker: WorkerKernels) -> PoolKernels:
     def take_in_due(ranks, workers, requests, scratch, clock):
         """Take in every request that is admissible now."""
         c = clock.state
-        n = np.int64(requests.state.shape[1])
+        n = np.int64(len(requests.state[0]))
         while c[TAKEN] < n:
             q = c[TAKEN]
             if c[MAX_IN_FLIGHT] > 0:
@@ -308,7 +308,7 @@ def bind(worker: WorkerKernels) -> PoolKernels:
     def cut_at_horizon(ranks, workers, requests, pools, scratch, clock):
         """Settle the passes of stretches in flight that end by the horizon."""
         dp_size = clock.state[DP_SIZE]
-        for worker in range(workers.state.shape[0]):
+        for worker in range(len(workers.state)):
             w = workers.state[worker]
             if w[PENDING] != STRETCH:
                 continue
@@ -337,7 +337,7 @@ def bind(worker: WorkerKernels) -> PoolKernels:
         that is DONE or an error.
         """
         c = clock.state
-        n = np.int64(requests.state.shape[1])
+        n = np.int64(len(requests.state[0]))
         for _ in range(c[SEGMENTS]):
             code = settle_instant(ranks, workers, requests, pools, scratch, clock)
             if code != DONE:

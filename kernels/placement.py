@@ -12,38 +12,16 @@ from vecsim.kernels.jit import entry, inner
 from vecsim.kernels.layout import ARRIVAL, NEXT, NONE, QUEUE_HEAD, QUEUE_TAIL, RANK
 
 
-@entry
-def place_round_robin(pins, rank_turns, dp_size, ranks):
-    """Choose the rank of every request, in order of arrival.
-
-    Args:
-        pins: int32 [n], pinned rank of the worker, -1 where free.
-        rank_turns: int64 [workers], zeros: the rank counters.
-        dp_size: ranks per worker.
-        ranks: int32 [n], filled with scheduler ids.
-
-    A pinned request takes a turn of the worker, not of its ranks.
-    """
-    workers = np.int64(rank_turns.shape[0])
-    for q in range(pins.shape[0]):
-        worker = np.int64(q) % workers
-        rank = np.int64(pins[q])
-        if rank < 0:
-            rank = rank_turns[worker] % dp_size
-            rank_turns[worker] = rank + 1
-        ranks[q] = worker * dp_size + rank
-
-
 @inner
 def tokenized_at(servers, base_ms, per_token_ms, prompt, now):
     """When a prompt that comes `now` leaves the tokenizers of its worker: first come, first served.
 
     `servers` float64 [servers]: when each becomes free; none = no such stage.
     """
-    if servers.shape[0] == 0:
+    if len(servers) == 0:
         return now
     first = 0
-    for k in range(servers.shape[0]):
+    for k in range(len(servers)):
         if servers[k] < servers[first]:
             first = k
     servers[first] = max(now, servers[first]) + (base_ms + per_token_ms * np.float64(prompt))
@@ -62,7 +40,7 @@ def tokenize_all(servers, base_ms, per_token_ms, dp_size, ranks, prompts, releas
         released: float64 [n], ascending (ms).
         arrivals: float64 [n], filled: when each joins its rank's waiting queue (ms).
     """
-    for q in range(ranks.shape[0]):
+    for q in range(len(ranks)):
         own = servers[np.int64(ranks[q]) // dp_size]
         arrivals[q] = tokenized_at(own, base_ms, per_token_ms, prompts[q], released[q])
 
@@ -93,6 +71,6 @@ def enqueue(requests, s, q, arrival):
 @inner
 def enqueue_all(ranks, requests):
     """Queue every request at its known arrival; nobody else decides when it comes."""
-    for q in range(requests.state.shape[1]):
+    for q in range(len(requests.state[0])):
         s = ranks.fields[requests.state[RANK, q]]
         enqueue(requests, s, np.int64(q), requests.time[ARRIVAL, q])

@@ -44,9 +44,9 @@ def intern_content_blocks(offsets, block_ids, nodes, parent, content, table):
     Returns:
         Number of nodes.
     """
-    mask = np.int64(table.shape[0] - 1)
+    mask = np.int64(len(table) - 1)
     count = np.int64(0)
-    for request in range(offsets.shape[0] - 1):
+    for request in range(len(offsets) - 1):
         node = np.int64(-1)
         fresh = False
         for k in range(offsets[request], offsets[request + 1]):
@@ -139,10 +139,10 @@ def intern_engine_blocks(offsets, content, block_tokens, engine_block, nodes, tr
     Returns:
         Number of nodes.
     """
-    mask = np.int64(table.shape[0] - 1)
+    mask = np.int64(len(table) - 1)
     parent, first = tree[0], tree[1]
     count = np.int64(0)
-    for request in range(offsets.shape[0] - 1):
+    for request in range(len(offsets) - 1):
         node = np.int64(-1)
         fresh = False
         start = np.int64(0)

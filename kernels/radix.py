@@ -81,13 +81,13 @@ def common_depth(requests, s, q, other, depth, limit):
 def home_slot(pools, parent, key):
     """Where the search for a child begins."""
     mixed = parent * _PARENT_FACTOR + key * _KEY_FACTOR
-    return (mixed ^ (mixed >> np.int64(29))) & np.int64(pools.table.shape[0] - 1)
+    return (mixed ^ (mixed >> np.int64(29))) & np.int64(len(pools.table) - 1)
 
 
 @inner
 def find_slot(pools, parent, key):
     """Slot of a child, or the empty slot where it would be."""
-    mask = np.int64(pools.table.shape[0] - 1)
+    mask = np.int64(len(pools.table) - 1)
     slot = home_slot(pools, parent, key)
     node = np.int64(pools.table[slot])
     while node >= 0 and (pools.nodes[PARENT, node] != parent or pools.nodes[KEY, node] != key):
@@ -106,7 +106,7 @@ def find_child(pools, parent, key):
 def drop_child(pools, node):
     """Take a node out of the table, closing the gap it leaves."""
     table = pools.table
-    mask = np.int64(table.shape[0] - 1)
+    mask = np.int64(len(table) - 1)
     gap = find_slot(pools, np.int64(pools.nodes[PARENT, node]), np.int64(pools.nodes[KEY, node]))
     slot = (gap + 1) & mask
     while table[slot] >= 0:

@@ -218,7 +218,7 @@ def room(ranks, pools, first, dp_size):
     """Whether there are tree nodes for whatever a pass of the worker may do."""
     if pools.state[TABLE_STALE] != 0:
         build_table(pools)
-    left = np.int64(pools.nodes.shape[1]) - pools.state[NODE_BUMP] + pools.state[UNUSED_COUNT]
+    left = np.int64(len(pools.nodes[0])) - pools.state[NODE_BUMP] + pools.state[UNUSED_COUNT]
     for r in range(first, first + dp_size):
         left -= ranks.fields[r, TREE_ROOM]
     return left >= 0
@@ -227,7 +227,7 @@ def room(ranks, pools, first, dp_size):
 @inner
 def forget(ranks, pools):
     """A worker that advanced on its own is done: the next one starts with empty trees."""
-    clear(pools, np.int64(ranks.fields.shape[0]))
+    clear(pools, np.int64(len(ranks.fields)))
 
 
 SCHEDULER = Scheduler(

@@ -20,7 +20,6 @@ from vecsim.kernels.layout import (
     NONE,
     OWN_FROM,
     OWN_ROWS,
-    RANK,
     SHARED,
     SINGLE_COPIES,
 )
@@ -38,24 +37,6 @@ class Paths(NamedTuple):
     marks: np.ndarray  # int32 [nodes, 4], zeros: SEEN_BY, LONGEST, SECOND, FIRST_ROW
     order: np.ndarray  # int64 [n]: requests grouped by rank
     starts: np.ndarray  # int64 [ranks + 1]: first entry of each rank
-
-
-@inner
-def group_by_rank(requests, paths):
-    """Fill `order` and `starts`, keeping the order of requests within a rank."""
-    starts = paths.starts
-    ranks = requests.state[RANK]
-    for q in range(ranks.shape[0]):
-        starts[ranks[q] + 1] += 1
-    for r in range(1, starts.shape[0]):
-        starts[r] += starts[r - 1]
-    for q in range(ranks.shape[0]):
-        paths.order[starts[ranks[q]]] = q
-        starts[ranks[q]] += 1
-    for back in range(starts.shape[0] - 1):
-        r = starts.shape[0] - 1 - back
-        starts[r] = starts[r - 1]
-    starts[0] = 0
 
 
 @inner
@@ -96,7 +77,7 @@ def assign_rows(requests, contents, paths, q, rows, single_copies):
             break
         if marks[node, FIRST_ROW] < 0:
             marks[node, FIRST_ROW] = rows
-            if contents.shape[0] > 0:
+            if len(contents) > 0:
                 for block in range(extent):
                     contents[rows + block] = node * per_node + block
             rows += extent
@@ -126,9 +107,8 @@ def analyse(requests, paths, contents, fields, instances):
     """Find the shareable blocks of every rank. Fills SHARED, OWN_FROM, OWN_ROWS, `path_rows`,
     `contents` (int32 [rows], or empty when not wanted) and `instances` (int64 [ranks], blocks that
     may get a copy). Returns the number of index rows."""
-    group_by_rank(requests, paths)
     rows = np.int64(0)
-    for r in range(instances.shape[0]):
+    for r in range(len(instances)):
         single_copies = fields[r, SINGLE_COPIES] != 0
         for i in range(paths.starts[r], paths.starts[r + 1]):
             cover_nodes(paths, np.int64(r), paths.order[i])

@@ -151,11 +151,11 @@ def log_segment(scratch, w, s, rank, times, passes, output, prefill, held):
 def log_has_room(ranks, scratch, worker, dp_size):
     """Whether every preempted request of the worker could be readmitted without filling the log,
     and every rank could log the segment that it has in flight."""
-    if scratch.segments.shape[1] > 0:
-        lines_left = np.int64(scratch.segments.shape[1]) - scratch.log_length[1]
-        if lines_left < np.int64(ranks.fields.shape[0]):
+    if len(scratch.segments[0]) > 0:
+        lines_left = np.int64(len(scratch.segments[0])) - scratch.log_length[1]
+        if lines_left < np.int64(len(ranks.fields)):
             return False
-    room = np.int64(scratch.log.shape[1]) - scratch.log_length[0]
+    room = np.int64(len(scratch.log[0])) - scratch.log_length[0]
     for r in range(worker * dp_size, (worker + 1) * dp_size):
         room -= ranks.fields[r, PREEMPTED_COUNT]
     return room >= 0
@@ -281,7 +281,7 @@ def bind(scheduler: Scheduler) -> WorkerKernels:
                 continue
             strained |= s[PREEMPTED_ANY] != 0 or s[BUDGET] == s[TOKEN_BUDGET]
             moved |= s[SETTLED] > 0 or s[REJECTED_HEAD] >= 0
-            if scratch.segments.shape[1] > 0:
+            if len(scratch.segments[0]) > 0:
                 lasted = times[PASS_END] - times[CLOCK]
                 held = np.float64(s[NUM_BLOCKS] - s[FREE] - s[IDLE]) * lasted
                 tokens = tokens_to_emit(requests, s, ranks.lists)
@@ -321,7 +321,7 @@ def bind(scheduler: Scheduler) -> WorkerKernels:
             s = ranks.fields[r]
             if s[PARTICIPATES] == 0:
                 continue
-            if scratch.segments.shape[1] > 0:
+            if len(scratch.segments[0]) > 0:
                 log_segment(scratch, w, s, r, times, passes, s[FRONT] * passes, np.int64(0), 0.0)
             f = ranks.factors[r]
             settle_stretch(requests, pools, w, s, f, ranks.lists, passes, start, end)

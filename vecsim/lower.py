@@ -11,7 +11,7 @@ from vecsim.descriptors import FixedTiming, RankConfig, Tokenization
 from vecsim.errors import InputError
 from vecsim.kernels import aggregated, aggregated_sglang, layout, sharing
 from vecsim.kernels.layout import Forest, Pools, Ranks, Requests, Workers
-from vecsim.kernels.placement import place_round_robin, tokenize_all
+from vecsim.kernels.placement import tokenize_all
 from vecsim.roles import Role
 from vecsim.timing import CompiledTiming
 from vecsim.workload import PrefixTree, Workload
@@ -95,7 +95,7 @@ def lower(
     if np.any((workload.input_length == 0) & (limit > 0)):
         # Room for a preempted empty prompt is made by undoing scheduled work: duplicates arise.
         params[layout.SINGLE_COPIES] = role.rank.enable_prefix_caching
-    paths = _paths(workload, role.rank, longest, order, workers * role.dp_size)
+    paths = _paths(workload, role.rank, longest, order, placed, workers * role.dp_size)
     params[layout.BLOCKS_PER_NODE] = paths.blocks_per_node[0]
     ranks = _ranks(workers * role.dp_size, params, factors)
     requests = _requests(workload, limit, reason, paths, order, counted)
@@ -178,10 +178,15 @@ def grown_forest(forest: Forest, ranks: Ranks) -> Forest:
 
 def _place(workload: Workload, order: np.ndarray | None, workers: int, dp_size: int) -> np.ndarray:
     """int32 [n], scheduler id of every request, in order of arrival."""
-    ranks = np.empty(len(workload), np.int32)
-    pins = np.ascontiguousarray(_in_order(workload.dp_rank, order))
-    place_round_robin(pins, np.zeros(workers, np.int64), np.int64(dp_size), ranks)
-    return ranks
+    n = len(workload)
+    turns = -(-n // workers)
+    pins = np.full(turns * workers, -1, np.int64)
+    pins[:n] = _in_order(workload.dp_rank, order)
+    # One row a turn of all workers; a pinned request takes a turn of the worker, not of its ranks.
+    pins = pins.reshape(turns, workers)
+    free = pins < 0
+    ranks = np.where(free, (np.cumsum(free, axis=0) - 1) % dp_size, pins)
+    return (np.arange(workers) * dp_size + ranks).ravel()[:n].astype(np.int32)
 
 
 def _tokenize(
@@ -333,7 +338,12 @@ def _workers(workers: int) -> Workers:
 
 
 def _paths(
-    workload: Workload, rank: RankConfig, longest: int, order: np.ndarray | None, ranks: int
+    workload: Workload,
+    rank: RankConfig,
+    longest: int,
+    order: np.ndarray | None,
+    placed: np.ndarray,
+    ranks: int,
 ) -> sharing.Paths:
     """Prompts as paths through the prefix tree; empty ones where nothing can be shared."""
     n = len(workload)
@@ -358,8 +368,8 @@ def _paths(
         covered=_in_order(covered, order).astype(np.int32),
         blocks_per_node=np.array([tree.tokens_per_node // rank.block_tokens], np.int64),
         marks=np.zeros((tree.node_count, 4), np.int32),
-        order=np.zeros(n, np.int64),
-        starts=np.zeros(ranks + 1, np.int64),
+        order=np.argsort(placed, kind="stable"),
+        starts=np.concatenate([[0], np.cumsum(np.bincount(placed, minlength=ranks))]),
     )
 
 
