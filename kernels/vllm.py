@@ -299,6 +299,9 @@ def schedule_explicit(requests, pools, s, lists, first, defer):
             return
         computed = np.int64(requests.state[COMPUTED, q])
         need = blocks_of(computed + tokens, s[BLOCK_SIZE]) - blocks_of(computed, s[BLOCK_SIZE])
+        if s[RESERVES_OUTPUT] != 0 and need > s[FREE] + s[IDLE]:
+            # An empty prompt, let in past the gate, took what was promised: it waits.
+            return
         victim = NONE
         while victim != q and need > s[FREE] + s[IDLE]:
             victim = preempt(requests, pools, s, lists)
@@ -405,7 +408,7 @@ def passes_the_gate(requests, s, q, hits, active, defer):
     The reference waves an empty prompt through, whatever it generated before a preemption, and
     preempts for it. One that outgrew the pool would be admitted and preempted for ever: it waits.
     """
-    if requests.state[ISL, q] == 0 and s[RESERVES_OUTPUT] == 0:
+    if requests.state[ISL, q] == 0:
         return footprint(requests, s, q) <= s[NUM_BLOCKS]
     if gate_is_shut(requests, s, q, active):
         return False

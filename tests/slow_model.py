@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from tests import slow_sglang
 from tests.slow_rank import Forecast, Pass, Rank, Request
+from tests.slow_trtllm import TrtllmRank
 
 IDLE_PASS_LIMIT = 2_000
 
@@ -74,7 +75,7 @@ class Fleet:
                 slow_sglang.Request(k, r, page) for k, r in enumerate(spec["requests"])
             ]
         else:
-            probe = Rank(config, 1, None)
+            probe = _rank_class(config)(config, 1, None)
             names = {} if probe.caching else None
             self.requests = [
                 Request(k, r, probe.block_size, names) for k, r in enumerate(spec["requests"])
@@ -95,7 +96,8 @@ class Fleet:
 
     def _worker(self, payload: dict, config: dict, forecast: Forecast | None) -> Worker:
         if config.get("backend") != "sglang":
-            ranks = [Rank(config, self.dp_size, forecast) for _ in range(self.dp_size)]
+            rank = _rank_class(config)
+            ranks = [rank(config, self.dp_size, forecast) for _ in range(self.dp_size)]
             return Worker(ranks, _tokenizer(payload), None)
         group = slow_sglang.Group(config)
         group.ranks = [slow_sglang.Rank(config, self.dp_size, group) for _ in range(self.dp_size)]
@@ -216,6 +218,10 @@ class Fleet:
         q.status, q.reason = q.verdict
         q.terminal_ms = self.now
         self.in_flight -= 1
+
+
+def _rank_class(config: dict) -> type[Rank]:
+    return TrtllmRank if config.get("backend") == "trtllm" else Rank
 
 
 def _tokenizer(payload: dict) -> Tokenizer | None:

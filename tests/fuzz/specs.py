@@ -25,6 +25,7 @@ FEATURES = (
     "workers",
     "zero_time",
     "sglang",  # never drawn, only forced
+    "trtllm",  # as well
 )
 
 CHANCE = {
@@ -69,6 +70,8 @@ class Draw:
         if "planned" in features or "belady" in self.on:
             self.on.add("prefix")
         self.on -= set(without)
+        if "trtllm" in self.on:
+            self.on -= {"belady", "prefill_schedule_interval"}
         if "sglang" in self.on:
             self.on -= {"belady", "chunking_off", "fifo", "prefill_schedule_interval"}
 
@@ -121,6 +124,8 @@ class Draw:
 
     def rank(self) -> dict:
         rank = self.sglang_rank() if "sglang" in self.on else self.vllm_rank()
+        if "trtllm" in self.on:
+            rank["backend"] = "trtllm"
         r = self.rng
         if "max_model_len" in self.on:
             rank["max_model_len"] = r.randint(1, 48)
@@ -335,5 +340,6 @@ def features_of(payload: dict) -> set[str]:
         "workers": spec["topology"]["workers"]["initial_workers"] > 1,
         "zero_time": 0 in (timing.get("prefill_ms"), timing.get("decode_ms")),
         "sglang": rank["backend"] == "sglang",
+        "trtllm": rank["backend"] == "trtllm",
     }
     return {name for name, used in present.items() if used}
