@@ -9,20 +9,15 @@ from __future__ import annotations
 from vecsim.kernels import clock as pool_clock
 from vecsim.kernels import vllm_rank, worker
 from vecsim.kernels.jit import entry
-from vecsim.kernels.placement import enqueue_all
 from vecsim.kernels.sharing import analyse
 
 advance_all, run_clock = pool_clock.bind(worker.bind(vllm_rank.SCHEDULER))
 
 
 @entry
-def prepare(ranks, requests, paths, instances, contents, arrive):
-    """Analyse sharing among the placed requests, and, if `arrive`, queue them at their authored
-    arrivals. Returns the number of rows of the prefix index."""
-    rows = analyse(requests, paths, contents, ranks.fields, instances)
-    if arrive != 0:
-        enqueue_all(ranks, requests)
-    return rows
+def prepare(ranks, requests, paths, instances, contents):
+    """Analyse sharing among the placed requests. Returns the number of rows of the prefix index."""
+    return analyse(requests, paths, contents, ranks.fields, instances)
 
 
 @entry

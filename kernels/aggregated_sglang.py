@@ -5,15 +5,8 @@ from __future__ import annotations
 from vecsim.kernels import clock as pool_clock
 from vecsim.kernels import sglang_rank, worker
 from vecsim.kernels.jit import entry
-from vecsim.kernels.placement import enqueue_all
 
 advance_all, run_clock = pool_clock.bind(worker.bind(sglang_rank.SCHEDULER))
-
-
-@entry
-def prepare(ranks, requests):
-    """Queue every request at its authored arrival."""
-    enqueue_all(ranks, requests)
 
 
 @entry

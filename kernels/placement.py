@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from vecsim.kernels.jit import entry, inner
-from vecsim.kernels.layout import ARRIVAL, NEXT, NONE, QUEUE_HEAD, QUEUE_TAIL, RANK
+from vecsim.kernels.layout import ARRIVAL, NEXT, NONE, QUEUE_HEAD, QUEUE_TAIL
 
 
 @inner
@@ -66,11 +66,3 @@ def enqueue(requests, s, q, arrival):
         state[NEXT, before] = q
     if state[NEXT, q] < 0:
         s[QUEUE_TAIL] = q
-
-
-@inner
-def enqueue_all(ranks, requests):
-    """Queue every request at its known arrival; nobody else decides when it comes."""
-    for q in range(len(requests.state[0])):
-        s = ranks.fields[requests.state[RANK, q]]
-        enqueue(requests, s, np.int64(q), requests.time[ARRIVAL, q])

@@ -58,7 +58,7 @@ def head_keeps_waiting(requests, pools, s, q):
         return False
     known = np.int64(requests.state[ISL, q]) + requests.state[GENERATED, q]
     hits, active = reusable_blocks(requests, pools, s, q, known)
-    if not passes_the_gate(requests, s, q, hits, active, False):
+    if not passes_the_gate(requests, s, q, hits, active, np.bool_(False)):
         return True
     s[BUDGET] = s[TOKEN_BUDGET] - s[FRONT]
     return tokens_to_admit(requests, s, q, known, hits * s[BLOCK_SIZE]) < 0

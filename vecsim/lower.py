@@ -86,8 +86,10 @@ def lower(
     if not coupled and tokenization is not None:
         prompts = _in_order(workload.input_length, order)
         arrivals = _tokenize(tokenization, workers, role.dp_size, placed, prompts, released)
-    if not coupled and workers * role.dp_size > 1:
+    if not coupled and (workers * role.dp_size > 1 or tokenization is not None):
         by_rank = np.argsort(placed, kind="stable")
+        if tokenization is not None:
+            by_rank = np.lexsort((arrivals, placed))
         placed, released, arrivals = placed[by_rank], released[by_rank], arrivals[by_rank]
         order = by_rank if order is None else order[by_rank]
     limit, reason, longest = _output_limits(workload, role.rank)
@@ -123,13 +125,25 @@ def lower(
         paths,
         instances,
         contents,
-        np.int64(not coupled),
     )
+    if not coupled:
+        _queue_all(ranks, requests, paths.starts)
     ranks = ranks._replace(lists=_place_lists(ranks, paths.starts))
     copies = _place_copies(ranks, instances)
     prompt_blocks = requests.state[layout.ISL] // params[layout.BLOCK_SIZE]
     pools = _pools(copies, int(rows), contents, prompt_blocks, paths)
     return State(ranks, _workers(workers), requests, pools, order, aggregated)
+
+
+def _queue_all(ranks: Ranks, requests: Requests, starts: np.ndarray) -> None:
+    """Queue all requests, which stand rank by rank in order of arrival, at their known arrivals."""
+    some = starts[1:] > starts[:-1]
+    first, last = starts[:-1][some], starts[1:][some] - 1
+    following = np.arange(1, requests.state.shape[1] + 1)
+    following[last] = layout.NONE
+    requests.state[layout.NEXT] = following
+    ranks.fields[some, layout.QUEUE_HEAD] = first
+    ranks.fields[some, layout.QUEUE_TAIL] = last
 
 
 def _sglang_state(
@@ -147,7 +161,7 @@ def _sglang_state(
     requests.state[layout.TREE_NODE] = requests.state[layout.RANK]
     requests = requests._replace(path_rows=paths.nodes)
     if arrive:
-        aggregated_sglang.prepare(ranks, requests)
+        _queue_all(ranks, requests, paths.starts)
     counts = np.bincount(requests.state[layout.RANK], minlength=len(fields))
     capacity = np.minimum(counts, fields[:, layout.MAX_NUM_SEQS])
     # A pass may split and add a node for the match, the chunk and the end of each request.
