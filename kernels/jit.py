@@ -36,6 +36,7 @@ from numba.core import caching
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import CompilerBase, DefaultPassBuilder
 from numba.core.registry import cpu_target
+from numba.core.targetconfig import TargetConfig
 
 DISABLED = bool(numba.config.DISABLE_JIT)
 """True when NUMBA_DISABLE_JIT is set: kernels run as plain Python."""
@@ -250,11 +251,21 @@ def _compile_quickly(compile_now: Callable, signature: Any) -> Any:
             known[key] = resolve(context, function, args, kws)
         return known[key]
 
+    # Flags are keys of Numba's memories, and it would compare all their options each time.
+    slow_hash, slow_eq = TargetConfig.__hash__, TargetConfig.__eq__
+
+    def quick_eq(flags, other):
+        same = isinstance(other, TargetConfig) and flags._values == other._values
+        return same or slow_eq(flags, other)
+
     with _compiling:
         context.resolve_function_type = remember
+        TargetConfig.__hash__ = lambda flags: len(flags.options)
+        TargetConfig.__eq__ = quick_eq
         try:
             return compile_now(signature)
         finally:
+            TargetConfig.__hash__, TargetConfig.__eq__ = slow_hash, slow_eq
             del context.resolve_function_type
 
 
