@@ -1,4 +1,7 @@
-"""Numba kernels: the simulator core. Smallest room first: `jit`, `layout`, `timing`, `hashing`,
-`prefix`, `blockpool`, `vllm`, `worker`, `placement`, `aggregated`, `observe`; each imports only
-those before it.
+"""Numba kernels: the simulator core. Smallest room first; each imports only those before it.
+
+`jit`, `layout`, `timing`, `prefix`, `sharing`, `placement`, `observe`; `blockpool`, `vllm`,
+`vllm_rank` for block pools (vLLM, TensorRT-LLM); `radix`, `sglang_queue`, `sglang`, `sglang_rank`
+for radix trees; `records`, `stretch`, `worker`, `clock` for whatever ranks they are bound to; the
+entry points of a pool in `aggregated` and `aggregated_sglang`.
 """

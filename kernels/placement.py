@@ -1,7 +1,7 @@
-"""Who gets the next request.
+"""How a placed request reaches its rank: through its worker's tokenizers, into the waiting queue.
 
-Round robin needs nothing but the order of arrival, so it is decided once, before the clock starts
-(reference: runtimes, section 5.1).
+Round robin needs nothing but the order of arrival, so it is decided at lowering, before the clock
+starts (reference: runtimes, section 5.1).
 """
 
 from __future__ import annotations
