@@ -5,10 +5,6 @@ carry no wrappers (calling one from Python crashes the interpreter; tests wrap t
 which halves compile time. Reference counting is off: a kernel allocates nothing, its scratch comes
 from outside.
 
-Left alone, Numba optimises every inner function to machine code that nobody calls, and once more in
-each caller that it is linked into. Here inner functions stay as they were lowered; the entry point
-links all that it reaches, once, and only the whole is optimised and emitted.
-
 Numba's own cache looks at the file of the cached function alone, so an edited callee would leave a
 stale entry in use. Here every cache file lives in a folder named by a digest of all kernel sources,
 the decorators' options and the versions of Numba, NumPy and Python.
@@ -19,12 +15,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-import operator
 import os
 import platform
 import sys
 import tempfile
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -33,10 +27,8 @@ import llvmlite
 import numba
 import numpy as np
 from numba.core import caching
-from numba.core.codegen import JITCodeLibrary
-from numba.core.compiler import CompilerBase, DefaultPassBuilder
-from numba.core.registry import cpu_target
-from numba.core.targetconfig import TargetConfig
+
+from vecsim.kernels.compiling import EntryCompiler, InnerCompiler, quick_compiler
 
 DISABLED = bool(numba.config.DISABLE_JIT)
 """True when NUMBA_DISABLE_JIT is set: kernels run as plain Python."""
@@ -51,90 +43,6 @@ _COMMON = {
 _INNER = {**_COMMON, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 
 
-_LONG = 600
-"""LLVM instructions, before optimising, above which a function is not inlined."""
-
-
-class _LinkingLibrary(JITCodeLibrary):
-    """Code of an entry point: links, besides its callees, whatever they reach.
-
-    The linked functions become internal before the whole is optimised, so that unused words of
-    array arguments disappear. Long ones are not inlined: it would double the time of optimising.
-    """
-
-    def _optimize_functions(self, ll_module):
-        ll_module.data_layout = self._codegen._data_layout
-
-    def add_llvm_module(self, ll_module):
-        super().add_llvm_module(ll_module)
-        self._own = {f.name for f in self._final_module.functions if not f.is_declaration}
-
-    def _optimize_final_module(self):
-        for function in self._final_module.functions:
-            if not function.is_declaration and function.name not in self._own:
-                function.linkage = "internal"
-                if sum(1 for block in function.blocks for _ in block.instructions) > _LONG:
-                    function.add_function_attribute("noinline")
-        super()._optimize_final_module()
-
-    def add_linking_library(self, library):
-        reached = [library, *getattr(library, "reached", ())]
-        for one in reached:
-            if one not in self._linking_libraries:
-                super().add_linking_library(one)
-
-    @property
-    def reached(self):
-        return self._linking_libraries
-
-
-class _SilentCodegen:
-    """The code generator, for a library that is never loaded into the process."""
-
-    def __init__(self, codegen) -> None:
-        self._codegen = codegen
-
-    def set_env(self, env_name, env) -> None:
-        """There is no loaded module whose environment could be set."""
-
-    def __getattr__(self, name):
-        return getattr(self._codegen, name)
-
-
-class _InnerLibrary(_LinkingLibrary):
-    """Code of an inner function: lowered, neither optimised nor emitted."""
-
-    @property
-    def codegen(self):
-        return _SilentCodegen(self._codegen)
-
-    def finalize(self):
-        self._raise_if_finalized()
-        self._finalize_dynamic_globals()
-        self._finalized = True
-
-    def get_pointer_to_function(self, name):
-        self._ensure_finalized()
-        return 0
-
-
-class _EntryCompiler(CompilerBase):
-    _library = _LinkingLibrary
-
-    def define_pipelines(self):
-        state = self.state
-        state.library = self._library(state.targetctx.codegen(), state.func_id.func_qualname)
-        state.library.enable_object_caching()
-        return [DefaultPassBuilder.define_nopython_pipeline(state)]
-
-
-class _InnerCompiler(_EntryCompiler):
-    _library = _InnerLibrary
-
-
-_BUILTIN = type(operator.add)
-_OPERATORS = {value for value in vars(operator).values() if type(value) is _BUILTIN}
-_compiling = threading.Lock()
 _on_compile: list[Callable[[str], None]] = []
 
 
@@ -237,36 +145,8 @@ class _NoCache(caching.NullCache):
 
 
 def _compile_quickly(compile_now: Callable, signature: Any) -> Any:
-    """Compile with a memory for operators: kernels use few operators on few types, and Numba tries
-    dozens of templates each time it meets `a + b` or `a[i]`."""
-    context = cpu_target.typing_context
-    resolve = type(context).resolve_function_type
-    known: dict = {}
-
-    def remember(function, args, kws):
-        if kws or type(function) is not _BUILTIN or function not in _OPERATORS:
-            return resolve(context, function, args, kws)
-        key = (function, args)
-        if key not in known:
-            known[key] = resolve(context, function, args, kws)
-        return known[key]
-
-    # Flags are keys of Numba's memories, and it would compare all their options each time.
-    slow_hash, slow_eq = TargetConfig.__hash__, TargetConfig.__eq__
-
-    def quick_eq(flags, other):
-        same = isinstance(other, TargetConfig) and flags._values == other._values
-        return same or slow_eq(flags, other)
-
-    with _compiling:
-        context.resolve_function_type = remember
-        TargetConfig.__hash__ = lambda flags: len(flags.options)
-        TargetConfig.__eq__ = quick_eq
-        try:
-            return compile_now(signature)
-        finally:
-            TargetConfig.__hash__, TargetConfig.__eq__ = slow_hash, slow_eq
-            del context.resolve_function_type
+    with quick_compiler():
+        return compile_now(signature)
 
 
 def _announce(name: str) -> None:
@@ -278,7 +158,7 @@ def entry(function: Callable) -> Callable:
     """Compile `function` on its first call from Python, through the cache of this module."""
     if DISABLED:
         return function
-    dispatcher = numba.njit(**_COMMON, pipeline_class=_EntryCompiler)(function)
+    dispatcher = numba.njit(**_COMMON, pipeline_class=EntryCompiler)(function)
     dispatcher.compile = functools.partial(_compile_quickly, dispatcher.compile)
     if cache_folder() is None:
         dispatcher._cache = _NoCache(function.__qualname__)
@@ -291,4 +171,4 @@ def inner(function: Callable) -> Callable:
     """Compile `function` into the entry points that reach it."""
     if DISABLED:
         return function
-    return numba.njit(**_INNER, pipeline_class=_InnerCompiler)(function)
+    return numba.njit(**_INNER, pipeline_class=InnerCompiler)(function)
