@@ -9,7 +9,7 @@ import numpy as np
 
 from vecsim.descriptors import FixedTiming, RankConfig, Tokenization
 from vecsim.errors import InputError
-from vecsim.kernels import aggregated, aggregated_sglang, layout, sharing
+from vecsim.kernels import aggregated, layout, sharing
 from vecsim.kernels.layout import Forest, Pools, Ranks, Requests, Workers
 from vecsim.kernels.placement import tokenize_all
 from vecsim.roles import Role
@@ -155,6 +155,9 @@ def _sglang_state(
     arrive: bool,
 ) -> State:
     """The state of SGLang ranks; all requests are queued if `arrive`."""
+    # Nobody else needs these kernels, and loading them takes a tenth of a second.
+    from vecsim.kernels import aggregated_sglang
+
     fields = ranks.fields
     fields[:, layout.ROOT] = np.arange(len(fields))
     requests.state[layout.SHARED] = paths.covered
