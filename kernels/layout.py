@@ -128,10 +128,10 @@ PARAMS = 29
     COPY_BUMP,  # next copy that was never used
     QUEUE_HEAD,  # waiting requests that were never preempted, in arrival order
     QUEUE_TAIL,
-    PREEMPTED_HEAD,  # preempted requests; they wait in front of the queue
+    READY_HEAD,  # waiting requests in front of the queue, in the order they are served (queues.py)
     PREEMPTED_COUNT,
     RUNNING,  # running requests
-    FRONT,  # how many of them, from the first, decode in step (see vllm.py)
+    FRONT,  # how many of them, from the first, decode in step (see front.py)
     FRONT_CONTEXT,  # sum of their sequence lengths (tokens)
     FRONT_COUNTED,  # how many of them have COUNTED set
     FRONT_JOINED,  # the front's members from this position on joined at the last pass end
@@ -151,7 +151,6 @@ PARAMS = 29
     PREEMPTIONS,
     GROWN,  # blocks that the front took during the stretch being walked
     # SGLang only:
-    READY_HEAD,  # waiting requests that a pass has seen, in the order they are served
     READY_TAIL,
     READY_COUNT,
     BATCHED,  # requests that the pass in flight prefills; 0 in a decode pass
@@ -160,8 +159,8 @@ PARAMS = 29
     LAGGING,  # some front member got its last token before the last pass end
     TREE_CLOCK,  # tree operations so far
     UNSORTED,  # tree or queue changed since the queue was last sorted
-) = (np.int64(PARAMS + k) for k in range(40))
-RANK_FIELDS = PARAMS + 40
+) = (np.int64(PARAMS + k) for k in range(39))
+RANK_FIELDS = PARAMS + 39
 
 # --- state of a worker: int64 [workers, WORKER_STATE], float64 [workers, WORKER_TIME] ------------
 PENDING, PENDING_PASSES, STEP, PASSES, TERMINALS, FRUITLESS, PREFILL_LEFT = (

@@ -1,4 +1,4 @@
-"""What a pass enters into the columns of its requests: admissions, tokens, rejections."""
+"""What a pass enters into its sums and the columns of its requests: admissions, tokens, ends."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import numpy as np
 from vecsim.kernels.jit import inner
 from vecsim.kernels.layout import (
     ADMISSIONS,
+    COMPLETED,
     COUNTED,
     FIRST_ADMIT,
     FIRST_REUSED,
@@ -17,14 +18,23 @@ from vecsim.kernels.layout import (
     LAST_TOKEN,
     NEXT,
     NONE,
+    PREEMPTED_ANY,
+    PREFILL_ISL,
+    PREFILL_PREFIX,
+    PREFILL_TOKENS,
+    PREFILLS,
+    REASON,
     REJECTED,
     REJECTED_HEAD,
     REUSED,
     RUN_OFFSET,
+    RUNNING,
     SECOND_TOKEN,
+    SETTLED,
     STATUS,
     TERMINAL,
     TERMINALS,
+    TICK,
 )
 from vecsim.kernels.observe import count_gap
 
@@ -70,6 +80,48 @@ def emit_token(requests, times, scratch, q, end):
             time[SECOND_TOKEN, q] = end
     time[LAST_TOKEN, q] = end
     state[GENERATED, q] = generated + 1
+
+
+@inner
+def begin_pass(s):
+    """Nothing is decided yet in the pass that starts."""
+    if s[RUNNING] == 0:
+        # Ticks are kept in 32 bits; without a front nothing counts from them.
+        s[TICK] = 0
+    s[PREEMPTED_ANY] = 0
+    s[SETTLED] = 0
+    s[REJECTED_HEAD] = NONE
+    s[PREFILLS] = 0
+    s[PREFILL_ISL] = 0
+    s[PREFILL_PREFIX] = 0
+    s[PREFILL_TOKENS] = 0
+
+
+@inner
+def complete(requests, w, q, end):
+    """A request has produced all it may."""
+    requests.state[STATUS, q] = COMPLETED
+    requests.time[TERMINAL, q] = end
+    w[TERMINALS] += 1
+
+
+@inner
+def settle(requests, w, s, q, status, reason, now):
+    """End a request, which has left its queue or the running list, for good: nothing else would
+    let the rank go on."""
+    requests.state[STATUS, q] = status
+    requests.state[REASON, q] = reason
+    requests.time[TERMINAL, q] = now
+    s[SETTLED] += 1
+    w[TERMINALS] += 1
+
+
+@inner
+def reject(requests, s, q, reason):
+    """Note a request, which has left its queue, for rejection at the end of the pass."""
+    requests.state[REASON, q] = reason
+    requests.state[NEXT, q] = s[REJECTED_HEAD]
+    s[REJECTED_HEAD] = q
 
 
 @inner

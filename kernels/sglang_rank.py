@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from vecsim.kernels.front import known_tokens
 from vecsim.kernels.jit import inner
 from vecsim.kernels.layout import (
     ARRIVAL,
@@ -51,32 +52,25 @@ from vecsim.kernels.layout import (
     UNSORTED,
     UNUSED_COUNT,
 )
+from vecsim.kernels.queues import has_work, queue_head
 from vecsim.kernels.radix import build_table, clear
 from vecsim.kernels.sglang import (
-    advance_front,
     apply,
-    chunk_tokens,
     decay_ratio,
     finish_front,
-    first_to_compute,
+    pass_time,
     price,
-    reserved_output,
     schedule,
-    take_pages,
     tokens_to_emit,
 )
-from vecsim.kernels.sglang_queue import known_tokens, pages_of, queue_head
+from vecsim.kernels.sglang_batch import chunk_tokens, first_to_compute, reserved_output
+from vecsim.kernels.sglang_pages import take_pages
+from vecsim.kernels.sglang_queue import pages_of
 from vecsim.kernels.stretch import passes_within
 from vecsim.kernels.worker import Scheduler
 
 MARGIN = np.float64(1e-9)
 """Relative doubt about a sum of reservations that was not added up in the reference's order."""
-
-
-@inner
-def has_work(requests, s, now):
-    """Whether a pass of this rank starting at `now` has anybody to look at."""
-    return s[RUNNING] > 0 or queue_head(requests, s, now) >= 0
 
 
 @inner
@@ -170,7 +164,7 @@ def settle_stretch(requests, pools, w, s, f, lists, passes, start, end):
     take_pages(pools, s, s[GROWN])
     s[PREFILL_TOKENS] = 0
     decay_ratio(f, passes)
-    advance_front(s, f, passes, end)
+    pass_time(s, f, passes, end)
     if s[TICK] >= s[NEXT_FINISH]:
         finish_front(requests, pools, w, s, lists, end)
     s[FRONT_JOINED] = s[FRONT]

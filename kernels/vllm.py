@@ -1,15 +1,10 @@
-"""One scheduler pass of one vLLM or TensorRT-LLM rank, and its decode front.
+"""One scheduler pass of one vLLM or TensorRT-LLM rank.
 
 A pass has four steps: schedule (running requests first, then admissions), sum up the work, price
-it, apply it. `schedule` and `price` run at the start of a pass, `apply` at its end.
-
-The *front* is the leading part of the running list whose members all emitted a token at the last
-pass end and have more to produce. They advance in step, one token a pass, so they are kept
-implicitly: tokens = GENERATED + tick, blocks from COMPUTED and the tick; the growth counter of
-`tick % block_size` is the number of members that need a block in a pass. A pass over the front
-costs O(1). When memory does not suffice, or the budget leaves some of them out, the front is
-dissolved and the pass is scheduled request by request. (Reference: vLLM backend, sections 2, 3 and
-6.)
+it, apply it. `schedule` and `price` run at the start of a pass, `apply` at its end. Running
+requests that emitted a token at the last pass end form the front (see front.py). When memory does
+not suffice, or the budget leaves some of them out, the front is dissolved and the pass is scheduled
+request by request. (Reference: vLLM backend, sections 2, 3 and 6.)
 
 TensorRT-LLM runs the same pass under two more rules: admission reserves blocks for the whole output
 (RESERVES_OUTPUT), so that nobody is ever preempted, and a fully cached prompt keeps its whole hit
@@ -22,23 +17,27 @@ import numpy as np
 
 from vecsim.kernels.blockpool import (
     blocks_of,
-    find_prefix,
     publish,
     reference_prefix,
     release,
     take_blocks,
 )
+from vecsim.kernels.front import (
+    advance_front,
+    close_gaps,
+    empty_front,
+    join_front,
+    known_tokens,
+    leave_front,
+)
 from vecsim.kernels.jit import inner
 from vecsim.kernels.layout import (
-    ARRIVAL,
     BLOCK_SIZE,
     BUDGET,
     CAPACITY_BOUND,
     CHUNKED_PREFILL,
     COMMITTED_PREFILL,
-    COMPLETED,
     COMPUTED,
-    COUNTED,
     EVICT_BELADY,
     EVICTION_POLICY,
     FAILED,
@@ -53,14 +52,11 @@ from vecsim.kernels.layout import (
     GROWTH_OFFSET,
     IDLE,
     ISL,
-    KEEPS_WHOLE_HIT,
     KV_CAPACITY_EXHAUSTED,
     LAST_TOKEN,
     LIMIT,
     LONER,
-    MAX_MODEL_LEN,
     MAX_NUM_SEQS,
-    NEVER,
     NEXT,
     NEXT_FINISH,
     NO_PROGRESS,
@@ -72,7 +68,6 @@ from vecsim.kernels.layout import (
     PREEMPT_FIRST,
     PREEMPTED_ANY,
     PREEMPTED_COUNT,
-    PREEMPTED_HEAD,
     PREEMPTIONS,
     PREFILL_ISL,
     PREFILL_PREFIX,
@@ -80,10 +75,8 @@ from vecsim.kernels.layout import (
     PREFILL_TOKENS,
     PREFILLS,
     PROMPT_EXCEEDS_KV_CAPACITY,
-    PROMPT_EXCEEDS_MAX_MODEL_LEN,
     PROMPT_EXCEEDS_TOKEN_BUDGET,
-    QUEUE_HEAD,
-    REASON,
+    READY_HEAD,
     REJECTED,
     REJECTED_HEAD,
     RESERVED,
@@ -91,83 +84,40 @@ from vecsim.kernels.layout import (
     RETIRED,
     RUN_OFFSET,
     RUNNING,
-    SETTLED,
-    STATUS,
-    TERMINAL,
-    TERMINALS,
     TICK,
     TOKEN_BUDGET,
 )
 from vecsim.kernels.observe import count_gap
-from vecsim.kernels.records import emit_token, end_rejected, log_admission, mark_second_tokens
+from vecsim.kernels.queues import queue_head
+from vecsim.kernels.records import (
+    begin_pass,
+    complete,
+    emit_token,
+    end_rejected,
+    log_admission,
+    mark_second_tokens,
+    reject,
+    settle,
+)
 from vecsim.kernels.timing import decode_ms, prefill_ms
-
-
-# --- the waiting queue ----------------------------------------------------------------------------
-@inner
-def queue_head(requests, s, now):
-    """Request at the head of the waiting queue at `now`, or NONE: preempted ones wait in front."""
-    if s[PREEMPTED_HEAD] >= 0:
-        return s[PREEMPTED_HEAD]
-    q = s[QUEUE_HEAD]
-    if q >= 0 and requests.time[ARRIVAL, q] <= now:
-        return q
-    return NONE
-
-
-@inner
-def drop_head(requests, s):
-    """Take the head off the waiting queue."""
-    q = s[PREEMPTED_HEAD]
-    if q >= 0:
-        s[PREEMPTED_HEAD] = requests.state[NEXT, q]
-        s[PREEMPTED_COUNT] -= 1
-    else:
-        q = s[QUEUE_HEAD]
-        s[QUEUE_HEAD] = requests.state[NEXT, q]
-
-
-@inner
-def has_work(requests, s, now):
-    """Whether a pass of this rank starting at `now` has anybody to look at."""
-    return s[RUNNING] > 0 or queue_head(requests, s, now) >= 0
+from vecsim.kernels.vllm_queue import (
+    drop_head,
+    footprint,
+    passes_the_gate,
+    rejection,
+    reusable_blocks,
+    tokens_to_admit,
+)
 
 
 # --- the decode front -----------------------------------------------------------------------------
 @inner
-def growth_slot(s, prompt, generated):
-    """Counter of the passes in which a front member (GENERATED = `generated`) needs a block."""
-    return s[GROWTH_OFFSET] + (1 - prompt - generated) % s[BLOCK_SIZE]
-
-
-@inner
-def join_front(requests, s, lists, q):
-    """Append an explicit request, which just emitted a token, to the front."""
-    state = requests.state
-    generated = np.int64(state[GENERATED, q])
-    state[GENERATED, q] = generated - s[TICK]
-    state[FINISH, q] = s[TICK] + state[LIMIT, q] - generated
-    s[NEXT_FINISH] = min(s[NEXT_FINISH], np.int64(state[FINISH, q]))
-    lists[growth_slot(s, np.int64(state[ISL, q]), np.int64(state[GENERATED, q]))] += 1
-    s[FRONT] += 1
-    s[FRONT_CONTEXT] += state[ISL, q] + generated
-    s[FRONT_COUNTED] += state[COUNTED, q]
-
-
-@inner
-def leave_front(requests, pools, s, lists, q):
-    """Make a front member explicit again; the caller adjusts FRONT and the running list."""
-    state = requests.state
-    prompt = np.int64(state[ISL, q])
-    lists[growth_slot(s, prompt, np.int64(state[GENERATED, q]))] -= 1
-    generated = np.int64(state[GENERATED, q]) + s[TICK]
-    before = np.int64(state[COMPUTED, q])
-    state[GENERATED, q] = generated
-    state[COMPUTED, q] = prompt + generated - 1
-    s[FRONT_CONTEXT] -= prompt + generated
-    s[FRONT_COUNTED] -= state[COUNTED, q]
-    block_size = s[BLOCK_SIZE]
-    publish(requests, pools, s, q, before // block_size, (prompt + generated - 1) // block_size)
+def leave(requests, pools, s, lists, q):
+    """Make a front member explicit again: all but its newest token are computed, and published."""
+    before = np.int64(requests.state[COMPUTED, q])
+    leave_front(requests, s, lists, q, np.int64(1))
+    computed = np.int64(requests.state[COMPUTED, q])
+    publish(requests, pools, s, q, before // s[BLOCK_SIZE], computed // s[BLOCK_SIZE])
 
 
 @inner
@@ -175,10 +125,9 @@ def dissolve_front(requests, pools, s, lists, now):
     """Make all front members explicit; their last tokens came at `now`."""
     for i in range(s[FRONT]):
         q = np.int64(lists[s[RUN_OFFSET] + i])
-        leave_front(requests, pools, s, lists, q)
+        leave(requests, pools, s, lists, q)
         requests.time[LAST_TOKEN, q] = now
-    s[FRONT] = 0
-    s[NEXT_FINISH] = NEVER
+    empty_front(s)
 
 
 # --- schedule: running requests -------------------------------------------------------------------
@@ -233,8 +182,8 @@ def preempt(requests, pools, s, lists):
     undo_work(requests, s, victim)
     state[COMPUTED, victim] = 0
     state[FRESH, victim] = 0
-    state[NEXT, victim] = s[PREEMPTED_HEAD]
-    s[PREEMPTED_HEAD] = victim
+    state[NEXT, victim] = s[READY_HEAD]
+    s[READY_HEAD] = victim
     s[PREEMPTED_COUNT] += 1
     s[PREEMPTED_ANY] = 1
     s[PREEMPTIONS] += 1
@@ -247,18 +196,6 @@ def grow_running(requests, pools, s, count):
     take_blocks(requests, pools, s, count)
     if s[RESERVES_OUTPUT] != 0:
         s[RESERVED] -= count
-
-
-@inner
-def footprint(requests, s, q):
-    """Blocks that a request must be able to own for its admission."""
-    state = requests.state
-    tokens = np.int64(state[ISL, q])
-    if s[RESERVES_OUTPUT] != 0:
-        tokens += state[LIMIT, q]
-    else:
-        tokens += state[GENERATED, q]
-    return blocks_of(tokens, s[BLOCK_SIZE])
 
 
 @inner
@@ -326,7 +263,7 @@ def fits_without_preemption(requests, s, lists, defer):
         if defer and not built(requests, q):
             continue
         computed = np.int64(requests.state[COMPUTED, q])
-        left = np.int64(requests.state[ISL, q]) + requests.state[GENERATED, q] - computed
+        left = known_tokens(requests, q) - computed
         tokens = min(left, budget)
         need += blocks_of(computed + tokens, s[BLOCK_SIZE]) - blocks_of(computed, s[BLOCK_SIZE])
         budget -= tokens
@@ -371,64 +308,6 @@ def make_room(requests, pools, s, lists, need, now):
 
 # --- schedule: admissions -------------------------------------------------------------------------
 @inner
-def rejection(requests, s, q):
-    """Reason to reject the queue head, or 0. A preempted request is never rejected."""
-    if requests.state[FRESH, q] == 0:
-        return np.int64(0)
-    if requests.state[ISL, q] >= s[MAX_MODEL_LEN]:
-        return PROMPT_EXCEEDS_MAX_MODEL_LEN
-    if footprint(requests, s, q) > s[NUM_BLOCKS]:
-        return PROMPT_EXCEEDS_KV_CAPACITY
-    return np.int64(0)
-
-
-@inner
-def reusable_blocks(requests, pools, s, q, known):
-    """(hits, active) of a request with `known` tokens. vLLM always computes one token at least, and
-    looks nothing up for an empty prompt."""
-    if requests.state[ISL, q] == 0 and s[KEEPS_WHOLE_HIT] == 0:
-        return np.int64(0), np.int64(0)
-    if requests.state[LIMIT, q] > 0 and s[KEEPS_WHOLE_HIT] == 0:
-        most = max(known - 1, np.int64(0)) // s[BLOCK_SIZE]
-    else:
-        most = known // s[BLOCK_SIZE]
-    return find_prefix(requests, pools, s, q, most)
-
-
-@inner
-def gate_is_shut(requests, s, q, active):
-    """Whether the footprint, less what others hold already, exceeds the blocks nobody counts on."""
-    return footprint(requests, s, q) - active > s[FREE] + s[IDLE] - s[RESERVED]
-
-
-@inner
-def passes_the_gate(requests, s, q, hits, active, defer):
-    """Whether memory and the prefill interval let the queue head in.
-
-    The reference waves an empty prompt through, whatever it generated before a preemption, and
-    preempts for it. One that outgrew the pool would be admitted and preempted for ever: it waits.
-    """
-    if requests.state[ISL, q] == 0:
-        return footprint(requests, s, q) <= s[NUM_BLOCKS]
-    if gate_is_shut(requests, s, q, active):
-        return False
-    known = np.int64(requests.state[ISL, q]) + requests.state[GENERATED, q]
-    return not (defer and known - hits * s[BLOCK_SIZE] > 1)
-
-
-@inner
-def tokens_to_admit(requests, s, q, known, cached):
-    """Tokens that the queue head computes on admission, or NONE when the budget blocks it."""
-    prompt_left = np.int64(requests.state[ISL, q]) - cached
-    if s[CHUNKED_PREFILL] == 0 and prompt_left > 0 and prompt_left > s[BUDGET]:
-        return NONE
-    tokens = min(known - cached, s[BUDGET])
-    if tokens == 0 and known > cached:
-        return NONE
-    return tokens
-
-
-@inner
 def settle_standstill(requests, pools, w, s, q, now):
     """End a queue head that can never be admitted although nothing runs on its rank."""
     state = requests.state
@@ -439,14 +318,10 @@ def settle_standstill(requests, pools, w, s, q, now):
         reason = KV_CAPACITY_EXHAUSTED if produced > 0 else PROMPT_EXCEEDS_KV_CAPACITY
     elif s[CHUNKED_PREFILL] == 0 and state[ISL, q] > s[TOKEN_BUDGET]:
         reason = PROMPT_EXCEEDS_TOKEN_BUDGET
-    state[STATUS, q] = status
-    state[REASON, q] = reason
-    requests.time[TERMINAL, q] = now
     if s[EVICTION_POLICY] == EVICT_BELADY:
         state[RETIRED, q] = 1
     drop_head(requests, s)
-    s[SETTLED] += 1
-    w[TERMINALS] += 1
+    settle(requests, w, s, q, status, reason, now)
 
 
 @inner
@@ -460,13 +335,11 @@ def admit_waiting(requests, pools, scratch, w, s, lists, now, defer):
         reason = rejection(requests, s, q)
         if reason > 0:
             drop_head(requests, s)
-            state[REASON, q] = reason
-            state[NEXT, q] = s[REJECTED_HEAD]
-            s[REJECTED_HEAD] = q
+            reject(requests, s, q, reason)
             if s[EVICTION_POLICY] == EVICT_BELADY:
                 state[RETIRED, q] = 1
             continue
-        known = np.int64(state[ISL, q]) + state[GENERATED, q]
+        known = known_tokens(requests, q)
         hits, active = reusable_blocks(requests, pools, s, q, known)
         cached = hits * s[BLOCK_SIZE]
         tokens = NONE
@@ -518,17 +391,8 @@ def is_deferring(requests, s, lists, step):
 @inner
 def schedule(requests, pools, scratch, w, s, lists, now, defer):
     """Step 1 of a pass: decide what every running and waiting request computes."""
-    if s[RUNNING] == 0:
-        # Ticks are kept in 32 bits; without a front nothing counts from them.
-        s[TICK] = 0
+    begin_pass(s)
     s[BUDGET] = s[TOKEN_BUDGET]
-    s[PREEMPTED_ANY] = 0
-    s[SETTLED] = 0
-    s[REJECTED_HEAD] = NONE
-    s[PREFILLS] = 0
-    s[PREFILL_ISL] = 0
-    s[PREFILL_PREFIX] = 0
-    s[PREFILL_TOKENS] = 0
     schedule_running(requests, pools, s, lists, now, defer)
     admit_waiting(requests, pools, scratch, w, s, lists, now, defer)
     if s[EVICTION_POLICY] == EVICT_BELADY:
@@ -542,7 +406,7 @@ def schedule(requests, pools, scratch, w, s, lists, now, defer):
 def is_ready(requests, q):
     """Whether all known tokens of an explicit request are computed."""
     state = requests.state
-    return state[COMPUTED, q] >= np.int64(state[ISL, q]) + state[GENERATED, q]
+    return state[COMPUTED, q] >= known_tokens(requests, q)
 
 
 @inner
@@ -564,7 +428,7 @@ def price(requests, s, f, lists, start):
         # The first token comes out of the pass that finishes the prompt, free of charge.
         if state[GENERATED, q] > 0 or state[PASS_PROMPT, q] == 0:
             batch += 1
-            context += np.int64(state[ISL, q]) + state[GENERATED, q]
+            context += known_tokens(requests, q)
     if batch > 0:
         duration = decode_ms(s, f, batch, context)
         if duration < 0.0:
@@ -581,9 +445,7 @@ def finish(requests, pools, w, s, q, end):
     if s[RESERVES_OUTPUT] != 0:
         s[RESERVED] -= footprint(requests, s, q) - blocks_of(computed, s[BLOCK_SIZE])
     release(requests, pools, s, q, computed)
-    requests.state[STATUS, q] = COMPLETED
-    requests.time[TERMINAL, q] = end
-    w[TERMINALS] += 1
+    complete(requests, w, q, end)
 
 
 @inner
@@ -607,25 +469,14 @@ def finish_without_output(requests, pools, w, s, lists, end):
 def finish_front(requests, pools, w, s, lists, end):
     """Complete the front members whose last token came at `end`."""
     start = s[RUN_OFFSET]
-    kept = np.int64(0)
-    next_finish = NEVER
-    for i in range(s[FRONT]):
-        q = np.int64(lists[start + i])
+    for i in range(start, start + s[FRONT]):
+        q = np.int64(lists[i])
         if requests.state[FINISH, q] <= s[TICK]:
-            leave_front(requests, pools, s, lists, q)
+            leave(requests, pools, s, lists, q)
             requests.time[LAST_TOKEN, q] = end
             finish(requests, pools, w, s, q, end)
-        else:
-            next_finish = min(next_finish, np.int64(requests.state[FINISH, q]))
-            lists[start + kept] = q
-            kept += 1
-    gone = s[FRONT] - kept
-    s[FRONT] = kept
-    s[NEXT_FINISH] = next_finish
-    if gone > 0:
-        for i in range(kept + gone, s[RUNNING]):
-            lists[start + i - gone] = lists[start + i]
-        s[RUNNING] -= gone
+            lists[i] = NONE
+    close_gaps(requests, s, lists)
 
 
 @inner
@@ -659,13 +510,6 @@ def tokens_to_emit(requests, s, lists):
         q = np.int64(lists[s[RUN_OFFSET] + i])
         tokens += np.int64(requests.state[LIMIT, q] > 0 and is_ready(requests, q))
     return tokens
-
-
-@inner
-def advance_front(s, passes):
-    """`passes` passes went by for every front member."""
-    s[TICK] += passes
-    s[FRONT_CONTEXT] += passes * s[FRONT]
 
 
 @inner

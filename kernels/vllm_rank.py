@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from vecsim.kernels import vllm
+from vecsim.kernels.front import advance_front, known_tokens
 from vecsim.kernels.jit import inner
 from vecsim.kernels.layout import (
     ARRIVAL,
@@ -20,10 +21,8 @@ from vecsim.kernels.layout import (
     FREE,
     FRONT,
     FRONT_JOINED,
-    GENERATED,
     GROWN,
     IDLE,
-    ISL,
     MAX_NUM_SEQS,
     NEXT_FINISH,
     PREFILL_SCHEDULE_INTERVAL,
@@ -33,15 +32,11 @@ from vecsim.kernels.layout import (
     TICK,
     TOKEN_BUDGET,
 )
+from vecsim.kernels.queues import has_work, queue_head
 from vecsim.kernels.stretch import passes_within
-from vecsim.kernels.vllm import (
-    advance_front,
-    finish_front,
-    grow_running,
-    has_work,
-    is_deferring,
+from vecsim.kernels.vllm import finish_front, grow_running, is_deferring
+from vecsim.kernels.vllm_queue import (
     passes_the_gate,
-    queue_head,
     rejection,
     reusable_blocks,
     tokens_to_admit,
@@ -56,7 +51,7 @@ def head_keeps_waiting(requests, pools, s, q):
         return True
     if rejection(requests, s, q) > 0:
         return False
-    known = np.int64(requests.state[ISL, q]) + requests.state[GENERATED, q]
+    known = known_tokens(requests, q)
     hits, active = reusable_blocks(requests, pools, s, q, known)
     if not passes_the_gate(requests, s, q, hits, active, np.bool_(False)):
         return True

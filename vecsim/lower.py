@@ -338,7 +338,6 @@ def _ranks(count: int, params: np.ndarray, factors: np.ndarray) -> Ranks:
         layout.COPY_FREE,
         layout.QUEUE_HEAD,
         layout.QUEUE_TAIL,
-        layout.PREEMPTED_HEAD,
         layout.REJECTED_HEAD,
         layout.READY_HEAD,
         layout.READY_TAIL,
