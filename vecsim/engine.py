@@ -18,6 +18,7 @@ from vecsim.descriptors import (
     Stage,
 )
 from vecsim.errors import NotSupportedYetError
+from vecsim.kv_events import stored_hashes as stored_hashes
 from vecsim.rank_checks import check_role
 from vecsim.roles import Role, resolve_role
 from vecsim.spec import Source
@@ -156,8 +157,3 @@ def run_engine_replay(
 def run_engine_handoff_conformance(source: Source) -> Result:
     """Run one prefill/decode handoff and record every instant of it."""
     raise NotSupportedYetError("run_engine_handoff_conformance", "disaggregated topology")
-
-
-def stored_hashes(result: Result) -> list[int]:
-    """The block hashes of the KV "stored" events of a run, in order of publication."""
-    raise NotSupportedYetError("stored_hashes", "KV events")

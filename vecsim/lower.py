@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,6 +16,9 @@ from vecsim.kernels.placement import tokenize_all
 from vecsim.roles import Role
 from vecsim.timing import CompiledTiming
 from vecsim.workload import PrefixTree, Workload
+
+if TYPE_CHECKING:
+    from vecsim.kv_events import Watched
 
 _LONGEST_SEQUENCE = 2**30
 _MOST_BLOCKS = 2**61
@@ -37,6 +41,7 @@ class State:
         pools: KV blocks of all ranks; for SGLang a forest without room for nodes, as each thread
             grows its own.
         entries: the module with the entry points of the backend.
+        watched: where the role emits KV events, what they are made of; else None.
     """
 
     ranks: Ranks
@@ -45,6 +50,7 @@ class State:
     pools: Pools | Forest
     order: np.ndarray | None
     entries: ModuleType
+    watched: Watched | None = None
 
 
 def lower(
@@ -97,6 +103,9 @@ def lower(
     if np.any((workload.input_length == 0) & (limit > 0)):
         # Room for a preempted empty prompt is made by undoing scheduled work: duplicates arise.
         params[layout.SINGLE_COPIES] = role.rank.enable_prefix_caching
+    if role.rank.emit_kv_events:
+        # Every block that an event may name has an identity.
+        params[layout.SINGLE_COPIES] = role.rank.enable_prefix_caching
     paths = _paths(workload, role.rank, longest, order, placed, workers * role.dp_size)
     params[layout.BLOCKS_PER_NODE] = paths.blocks_per_node[0]
     ranks = _ranks(workers * role.dp_size, params, factors)
@@ -132,7 +141,14 @@ def lower(
     copies = _place_copies(ranks, instances)
     prompt_blocks = requests.state[layout.ISL] // params[layout.BLOCK_SIZE]
     pools = _pools(copies, int(rows), contents, prompt_blocks, paths)
-    return State(ranks, _workers(workers), requests, pools, order, aggregated)
+    state = State(ranks, _workers(workers), requests, pools, order, aggregated)
+    if not role.rank.emit_kv_events:
+        return state
+    from vecsim.kernels import aggregated_events
+    from vecsim.kv_events import Watched, words_a_pass
+
+    watched = Watched(requests, int(rows), words_a_pass(requests, ranks, role.dp_size))
+    return replace(state, entries=aggregated_events, watched=watched)
 
 
 def _queue_all(ranks: Ranks, requests: Requests, starts: np.ndarray) -> None:
@@ -330,6 +346,7 @@ def _or_unlimited(value: int | None) -> int:
 def _ranks(count: int, params: np.ndarray, factors: np.ndarray) -> Ranks:
     fields = np.zeros((count, layout.RANK_FIELDS), np.int64)
     fields[:, : layout.PARAMS] = params
+    fields[:, layout.SCHEDULER_ID] = np.arange(count)
     fields[:, layout.FREE] = params[layout.NUM_BLOCKS]
     fields[:, layout.NEXT_FINISH] = layout.NEVER
     for head in (
