@@ -188,11 +188,12 @@ def count_visible(words, counts):
 
 
 @entry
-def fill_columns(words, hashes, before, places, columns):
+def fill_columns(words, times, hashes, before, places, columns):
     """Enter the events of the log, or of a part of it, into their columns.
 
     Args:
         words: int64 [k].
+        times: float64 [k], the same memory.
         hashes, before: as written by `hash_rows`.
         places: int64 [4, ranks], updated: where a rank's next block goes, where its blocks since
             the last mark begin, where its part of the columns ends, events so far.
@@ -206,7 +207,7 @@ def fill_columns(words, hashes, before, places, columns):
         kind = what & _KIND_MASK
         at += 1
         if kind == VISIBLE:
-            time = words[at].view(np.float64)
+            time = times[at]
             at += 1
             for to in range(places[1, rank], places[0, rank]):
                 columns.at_ms[to] = time

@@ -138,15 +138,16 @@ def collect(
     if order is None:
         order = np.arange(len(workload))
     block_size = int(ranks.fields[0, layout.BLOCK_SIZE])
-    with np.errstate(over="ignore"):  # where kernels run as plain Python
-        event_columns.hash_rows(
-            watched.requests,
-            ranks.fields[0],
-            order,
-            _tokens(workload, block_size),
-            hashes,
-            before,
-        )
+    if watched.rows > 0:
+        with np.errstate(over="ignore"):  # where kernels run as plain Python
+            event_columns.hash_rows(
+                watched.requests,
+                ranks.fields[0],
+                order,
+                _tokens(workload, block_size),
+                hashes,
+                before,
+            )
     counts = np.zeros((2, len(ranks.fields)), np.int64)
     for parts in logs:
         counts[1] = 0
@@ -166,7 +167,8 @@ def collect(
     places = np.array([starts, starts, ends, np.zeros_like(ends)])
     for parts in logs:
         for words in parts:
-            event_columns.fill_columns(words, hashes, before, places, columns)
+            times = words.view(np.float64)
+            event_columns.fill_columns(words, times, hashes, before, places, columns)
     return KvEvents(pool, dp_size, columns)
 
 
