@@ -24,7 +24,7 @@ from vecsim.kernels.events import (
     STORED_FIRST,
     VISIBLE,
 )
-from vecsim.kernels.hashing import SEED, chained, xxh3_64
+from vecsim.kernels.hashing import SEED, chained, output_token, xxh3_64
 from vecsim.kernels.jit import entry, inner
 from vecsim.kernels.layout import ADMISSIONS, BLOCK_SIZE, GENERATED, ISL, NONE
 
@@ -34,8 +34,6 @@ _KIND_MASK = (np.int64(1) << KIND_BITS) - 1
 _ROW_MASK = (np.int64(1) << ROW_BITS) - 1
 _LOW_32 = np.int64(0xFFFFFFFF)
 _DEFAULT_TOKEN_STRIDE = np.int64(1_000_003)
-_SEED_OF_TOKENS = np.uint64(0)
-_UUID_WORDS = np.int64(6)
 
 
 class Tokens(NamedTuple):
@@ -47,7 +45,7 @@ class Tokens(NamedTuple):
     output_offsets: np.ndarray  # int64 [n + 1]: span in `output_ids`
     output_ids: np.ndarray  # uint32: planned output tokens
     block_tokens: np.ndarray  # int64 [1]: tokens per content block
-    words: np.ndarray  # uint32 [6 + block size]: scratch, a uuid with its k and a block
+    words: np.ndarray  # uint32 [block size]: scratch
 
 
 class Columns(NamedTuple):
@@ -66,28 +64,6 @@ PARENT_HASH = np.int64(2)
 
 # --- tokens ---------------------------------------------------------------------------------------
 @inner
-def _swapped(value):
-    """A 32-bit word with its bytes in reverse order."""
-    low, high = value & np.int64(0xFF), (value >> 8) & np.int64(0xFF)
-    third, fourth = (value >> 16) & np.int64(0xFF), (value >> 24) & np.int64(0xFF)
-    return (low << 24) | (high << 16) | (third << 8) | fourth
-
-
-@inner
-def _synthetic_token(tokens, index, k):
-    """Output token `k` of the request at `index`, where none is planned."""
-    words = tokens.words
-    number = index + 1
-    words[0] = np.uint32(0)
-    words[1] = np.uint32(0)
-    words[2] = np.uint32(_swapped(number >> 32))
-    words[3] = np.uint32(_swapped(number & _LOW_32))
-    words[4] = np.uint32(k & _LOW_32)
-    words[5] = np.uint32(k >> 32)
-    return np.int64(xxh3_64(words, np.int64(0), _UUID_WORDS, _SEED_OF_TOKENS) & np.uint64(_LOW_32))
-
-
-@inner
 def _token_run(tokens, index, position):
     """Token value at a position of a request, and the end of the run of equal tokens it is in."""
     prompt = np.int64(tokens.prompt[index])
@@ -102,7 +78,7 @@ def _token_run(tokens, index, position):
     planned = tokens.output_offsets[index] + k
     if planned < tokens.output_offsets[index + 1]:
         return np.int64(tokens.output_ids[planned]), position + 1
-    return _synthetic_token(tokens, index, k), position + 1
+    return output_token(index + 1, k), position + 1
 
 
 @inner
@@ -113,9 +89,9 @@ def _hash_tokens(tokens, index, start, size):
     while position < stop:
         value, end = _token_run(tokens, index, position)
         for at in range(position - start, min(end, stop) - start):
-            tokens.words[_UUID_WORDS + at] = np.uint32(value)
+            tokens.words[at] = np.uint32(value)
         position = end
-    return xxh3_64(tokens.words, _UUID_WORDS, size, SEED)
+    return xxh3_64(tokens.words, np.int64(0), size, SEED)
 
 
 # --- hashes ---------------------------------------------------------------------------------------
@@ -140,25 +116,21 @@ def hash_rows(requests, s, order, tokens, hashes, before):
         blocks = (np.int64(state[ISL, q]) + state[GENERATED, q]) // block_size
         block = np.int64(0)
         previous = NONE
-        same = np.int64(-1)
-        same_hash = np.uint64(0)
+        run_end = np.int64(0)
+        own = np.uint64(0)
         while block < blocks:
             row, count = row_run(requests, s, np.int64(q), block)
             for _ in range(min(count, blocks - block)):
                 if hashes[BLOCK_HASH, row] == 0:
                     start = block * block_size
-                    value, end = _token_run(tokens, index, start)
-                    if end < start + block_size:
+                    if start + block_size > run_end:
+                        _, run_end = _token_run(tokens, index, start)
                         own = _hash_tokens(tokens, index, start, block_size)
-                    else:
-                        if value != same:
-                            same = value
-                            same_hash = _hash_tokens(tokens, index, start, block_size)
-                        own = same_hash
                     hashes[TOKENS_HASH, row] = own
+                    chain = own
                     if previous >= 0:
-                        own = chained(hashes[BLOCK_HASH, previous], own)
-                    hashes[BLOCK_HASH, row] = own
+                        chain = chained(hashes[BLOCK_HASH, previous], own)
+                    hashes[BLOCK_HASH, row] = chain
                     before[row] = previous
                 previous = row
                 block += 1

@@ -236,3 +236,14 @@ def chained(parent, tokens_hash):
     low = parent ^ ((_SECRET[24] ^ _SECRET[32]) + SEED)
     high = tokens_hash ^ ((_SECRET[40] ^ _SECRET[48]) - SEED)
     return _avalanche(np.uint64(16) + _swap_bytes(low) + high + _fold(low, high))
+
+
+@inner
+def output_token(number, k):
+    """Token `k` (int64) of a request whose uuid is the 128-bit `number` (int64, >= 0): the low half
+    of XXH3-64, unseeded, of the uuid's 16 bytes, the highest first, and k as little-endian u64."""
+    uuid_end = _swap_bytes(np.uint64(number))
+    h = np.uint64(24) * _PRIME64_1
+    h += _fold(_SECRET[0], uuid_end ^ _SECRET[8])
+    h += _fold(uuid_end ^ _SECRET[16], np.uint64(k) ^ _SECRET[24])
+    return np.int64(_avalanche(h) & _LOW_32)

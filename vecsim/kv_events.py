@@ -183,7 +183,7 @@ def _tokens(workload: Workload, block_size: int) -> Tokens:
         *(nothing if prompts[0] is None else prompts),
         *(nothing if outputs[0] is None else outputs),
         np.array([workload.block_tokens], np.int64),
-        np.zeros(6 + block_size, np.uint32),
+        np.zeros(block_size, np.uint32),
     )
 
 
