@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from vecsim.kernels.jit import inner
-from vecsim.kernels.layout import SCHEDULER_ID
+from vecsim.kernels.layout import SCHEDULER_ID, Requests
 
 # --- a word of the log: rank, kind, row -----------------------------------------------------------
 STORED_FIRST, STORED_NEXT, REMOVED_FIRST, REMOVED_NEXT, VISIBLE = (np.int64(k) for k in range(5))
@@ -30,9 +30,15 @@ LENGTH, ROOM_FOR_A_PASS = (np.int64(k) for k in range(2))
 LOG_STATE = 2
 
 # --- `EventLog.ranks`: int64 [LOG_RANK, ranks] ----------------------------------------------------
-OPEN, TAKEN = (np.int64(k) for k in range(2))
-"""Blocks logged since the last mark; blocks taken during the stretch being walked."""
-LOG_RANK = 2
+(
+    OPEN,  # blocks logged since the last mark
+    TAKEN,  # blocks taken during the stretch being walked
+    NEXT_REMOVED,  # SGLang: what a removed page would be, REMOVED_FIRST or REMOVED_NEXT
+    LAST_STORED,  # SGLang: row of the page stored last, if a Stored event may go on; or NONE
+    DECODES,  # SGLang: decode passes since the last that called for a report
+    KEPT,  # SGLang: pages that look held until the pass in flight ends
+) = (np.int64(k) for k in range(6))
+LOG_RANK = 6
 
 
 class EventLog(NamedTuple):
@@ -51,6 +57,17 @@ class ObservedPools(NamedTuple):
     forecast: np.ndarray
     users: np.ndarray
     events: EventLog
+
+
+class ObservedForest(NamedTuple):
+    """`layout.Forest` with a log. Rows of pages are those that `named` gives its requests."""
+
+    nodes: np.ndarray
+    table: np.ndarray
+    state: np.ndarray
+    order: np.ndarray
+    events: EventLog
+    named: Requests
 
 
 class ObservedScratch(NamedTuple):

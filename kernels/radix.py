@@ -351,6 +351,12 @@ def remove_leaf(pools, s, leaf):
 
 
 @inner
+def cut_tail(pools, s, leaf, pages):
+    """Take the last `pages` pages off a leaf."""
+    pools.nodes[END, leaf] -= pages
+
+
+@inner
 def evict(pools, s, count):
     """Free `count` pages (all that are unlocked, if fewer): the least recently used leaf first,
     each from its tail."""
@@ -366,7 +372,7 @@ def evict(pools, s, count):
         following = np.int64(nodes[MORE_RECENT, node])
         if nodes[CHILDREN, node] == 0:
             taken = min(count, np.int64(nodes[END, node]) - nodes[START, node])
-            nodes[END, node] -= taken
+            cut_tail(pools, s, node, taken)
             count -= taken
             if nodes[END, node] == nodes[START, node]:
                 parent = np.int64(nodes[PARENT, node])

@@ -15,7 +15,9 @@ import polars as pl
 from vecsim.errors import InputError
 from vecsim.kernels import event_columns, events, layout
 from vecsim.kernels.event_columns import Columns, Tokens
-from vecsim.kernels.events import EventLog, ObservedPools, ObservedScratch
+from vecsim.kernels.events import EventLog, ObservedForest, ObservedPools, ObservedScratch
+from vecsim.kernels.layout import Forest
+from vecsim.lower import grown_forest
 
 if TYPE_CHECKING:
     from vecsim.kernels.layout import Pools, Ranks, Requests, Scratch
@@ -76,35 +78,50 @@ class KvEvents:
     columns: Columns
 
 
-def words_a_pass(requests: Requests, ranks: Ranks, dp_size: int) -> np.ndarray:
+def words_a_pass(instances: np.ndarray, ranks: Ranks, dp_size: int) -> np.ndarray:
     """int64 [workers], most words that a worker logs in a pass or stretch.
 
-    Each request computes each of its blocks once, and what goes has been there or comes in between;
-    two words mark the end of each pass of a stretch.
+    Each request stores each of its blocks once at most, and what goes was there before or came in
+    between; two words mark the end of each pass of a stretch. `instances` int64 [ranks]: blocks of
+    all requests of a rank.
     """
-    blocks = np.bincount(
-        requests.state[layout.RANK],
-        weights=requests.state[layout.SHARED],
-        minlength=len(ranks.fields),
-    ).astype(np.int64)
-    held = np.minimum(blocks, ranks.fields[:, layout.NUM_BLOCKS])
-    return (3 * (2 * blocks + held)).reshape(-1, dp_size).sum(axis=1)
+    held = np.minimum(instances, ranks.fields[:, layout.NUM_BLOCKS])
+    return (3 * (2 * instances + held)).reshape(-1, dp_size).sum(axis=1)
 
 
 def new_log(watched: Watched, ranks: int, coupled: bool) -> EventLog:
     """An empty log of one thread. Workers on one clock may all log before anybody looks."""
     room = int(watched.words.sum() if coupled else watched.words.max(initial=0))
-    return EventLog(
+    log = EventLog(
         words=np.empty(2 * room + _SLACK_WORDS, np.int64),
         state=np.array([0, room], np.int64),
         ranks=np.zeros((events.LOG_RANK, ranks), np.int64),
     )
+    log.ranks[events.NEXT_REMOVED] = events.REMOVED_FIRST
+    log.ranks[events.LAST_STORED] = layout.NONE
+    return log
 
 
-def observed(pools: Pools, scratch: Scratch, log: EventLog) -> tuple[NamedTuple, NamedTuple]:
+def observed(
+    pools: Pools | Forest, scratch: Scratch, watched: Watched, log: EventLog
+) -> tuple[ObservedPools | ObservedForest, ObservedScratch]:
     """Pools and scratch of a thread, with its log."""
-    pools = ObservedPools(*pools, log)
+    if isinstance(pools, Forest):
+        pools = ObservedForest(*pools, log, watched.requests)
+    else:
+        pools = ObservedPools(*pools, log)
     return pools, ObservedScratch(*scratch, pools)
+
+
+def grown(pools: ObservedForest, ranks: Ranks) -> ObservedForest:
+    """`pools` with room for more tree nodes."""
+    forest = Forest(pools.nodes, pools.table, pools.state, pools.order)
+    return pools._replace(**grown_forest(forest, ranks)._asdict())
+
+
+def lacks_room(log: EventLog) -> bool:
+    """Whether the log is why a pass cannot start."""
+    return len(log.words) - log.state[events.LENGTH] < log.state[events.ROOM_FOR_A_PASS]
 
 
 def taken_out(log: EventLog) -> np.ndarray:

@@ -116,7 +116,8 @@ def lower(
     if not coupled:
         requests.time[layout.ARRIVAL] = arrivals
     if role.backend == "sglang":
-        return _sglang_state(ranks, _workers(workers), requests, paths, order, not coupled)
+        state = _sglang_state(ranks, _workers(workers), requests, paths, order, not coupled)
+        return _watched_sglang(state, paths, role) if role.rank.emit_kv_events else state
     if role.rank.enable_prefix_caching and workload.output_offsets is not None:
         planned = np.diff(workload.output_offsets) > 0
         requests.state[layout.LONER] = _in_order(planned, order)
@@ -147,7 +148,7 @@ def lower(
     from vecsim.kernels import aggregated_events
     from vecsim.kv_events import Watched, words_a_pass
 
-    watched = Watched(requests, int(rows), words_a_pass(requests, ranks, role.dp_size))
+    watched = Watched(requests, int(rows), words_a_pass(instances, ranks, role.dp_size))
     return replace(state, entries=aggregated_events, watched=watched)
 
 
@@ -194,6 +195,22 @@ def _sglang_state(
         order=np.zeros((4, int(layout.LPM_LIMIT)), np.int64),
     )
     return State(ranks, workers, requests, forest, order, aggregated_sglang)
+
+
+def _watched_sglang(state: State, paths: sharing.Paths, role: Role) -> State:
+    """The state of SGLang ranks whose pages get rows, by which KV events name them."""
+    from vecsim.kernels import aggregated_sglang_events
+    from vecsim.kv_events import Watched, words_a_pass
+
+    columns = state.requests.state
+    covered = columns[layout.SHARED].copy()
+    named = state.requests._replace(path_rows=np.zeros(len(paths.nodes), np.int32))
+    state.ranks.fields[:, layout.SINGLE_COPIES] = 1
+    instances = np.zeros(len(state.ranks.fields), np.int64)
+    rows = aggregated.prepare(state.ranks, named, paths, instances, np.zeros(0, np.int32))
+    columns[layout.SHARED] = covered
+    watched = Watched(named, int(rows), words_a_pass(instances, state.ranks, role.dp_size))
+    return replace(state, entries=aggregated_sglang_events, watched=watched)
 
 
 def grown_forest(forest: Forest, ranks: Ranks) -> Forest:

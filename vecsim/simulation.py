@@ -119,7 +119,9 @@ def _lane(state: State, role: Role, options: RunOptions) -> _Lane:
         from vecsim.kv_events import new_log, observed
 
         log = new_log(state.watched, len(state.ranks.fields), options.coupled)
-        lane.pools, lane.scratch = observed(lane.pools, lane.scratch, log)
+        lane.pools, lane.scratch = observed(
+            lane.pools, lane.scratch, state.watched, log
+        )
     return lane
 
 
@@ -192,9 +194,13 @@ def _make_room(state: State, lane: _Lane) -> None:
     if state.watched is None:
         lane.pools = grown_forest(lane.pools, state.ranks)
         return
-    from vecsim.kv_events import taken_out
+    from vecsim.kv_events import grown, lacks_room, taken_out
 
-    lane.logged.append(taken_out(lane.pools.events))
+    if lacks_room(lane.pools.events):
+        lane.logged.append(taken_out(lane.pools.events))
+        return
+    lane.pools = grown(lane.pools, state.ranks)
+    lane.scratch = lane.scratch._replace(pools=lane.pools)
 
 
 def _with_longer_logs(state: State, scratch: Scratch) -> Scratch:
