@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from vecsim.kernels import radix, sglang, sglang_rank, stretch, worker
+from vecsim.kernels import radix, sglang, sglang_batch, sglang_pages, sglang_rank, stretch
 from vecsim.kernels.blockpool import row_run
 from vecsim.kernels.events import (
     DECODES,
@@ -122,14 +122,16 @@ def start_prefill(requests, pools, s, lists):
     for i in range(s[NEW_FROM], s[RUNNING]):
         q = np.int64(lists[s[RUN_OFFSET] + i])
         if state[LIMIT, q] - state[GENERATED, q] == 1:
-            _cached.cache_computed(requests, pools, s, q)
+            _pages.cache_computed(requests, pools, s, q)
     kept = s[FREE] + s[IDLE] - unheld
     s[FREE] -= kept
     pools.events.ranks[KEPT, s[SCHEDULER_ID]] = kept
 
 
-_cached = rebound(sglang, _tree, insert=insert)
-_sglang = rebound(sglang, _tree, insert=insert, start_prefill=start_prefill)
+_pages = rebound(sglang_pages, _tree, insert=insert)
+_batch = rebound(sglang_batch, _tree, _pages)
+_cached = rebound(sglang, _tree, _pages, _batch)
+_sglang = rebound(sglang, _tree, _pages, _batch, start_prefill=start_prefill)
 
 
 # --- reports --------------------------------------------------------------------------------------
@@ -179,7 +181,7 @@ def observe_chunk(ranks, times, requests, scratch, first, dp_size, done, count, 
                 report(pools, s, pass_start)
             growth = np.int64(ranks.lists[s[GROWTH_OFFSET] + (s[TICK] + done + k) % block_size])
             if growth > 0:
-                _sglang.take_pages(pools, s, growth)
+                _pages.take_pages(pools, s, growth)
                 taken[r] += growth
             count_decode(pools, s)
             pass_start = ends[k]
@@ -190,7 +192,7 @@ walking = rebound(stretch, observe_chunk=observe_chunk)
 
 
 # --- what a worker asks of a rank -----------------------------------------------------------------
-_rank = rebound(sglang_rank, _tree, _sglang)
+_rank = rebound(sglang_rank, _tree, _pages, _batch, _sglang)
 
 
 @inner
@@ -223,17 +225,9 @@ def room(ranks, pools, first, dp_size):
     return _rank.room(ranks, pools, first, dp_size) and log_has_room(pools.events)
 
 
-SCHEDULER = worker.Scheduler(
-    has_work=_rank.has_work,
-    notices=_rank.notices,
-    steady_passes=_rank.steady_passes,
-    defers=_rank.defers,
+SCHEDULER = sglang_rank.SCHEDULER._replace(
     schedule=_rank.schedule,
-    price=_rank.price,
-    tokens_to_emit=_rank.tokens_to_emit,
     apply=apply,
     settle_stretch=settle_stretch,
-    close_group=_rank.close_group,
     room=room,
-    forget=_rank.forget,
 )

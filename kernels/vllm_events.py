@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from vecsim.kernels import blockpool, stretch, vllm, vllm_rank, worker
+from vecsim.kernels import blockpool, stretch, vllm, vllm_rank
 from vecsim.kernels.events import (
     REMOVED_FIRST,
     REMOVED_NEXT,
@@ -201,17 +201,9 @@ def room(ranks, pools, first, dp_size):
     return log_has_room(pools.events)
 
 
-SCHEDULER = worker.Scheduler(
-    has_work=_rank.has_work,
-    notices=_rank.notices,
-    steady_passes=_rank.steady_passes,
-    defers=_rank.defers,
+SCHEDULER = vllm_rank.SCHEDULER._replace(
     schedule=_rank.schedule,
-    price=_vllm.price,
-    tokens_to_emit=_vllm.tokens_to_emit,
     apply=apply,
     settle_stretch=_rank.settle_stretch,
-    close_group=_rank.close_group,
     room=room,
-    forget=_rank.forget,
 )
