@@ -4,10 +4,10 @@ The log names blocks by their row of the prefix index. Hashes are computed once 
 the sequences of the requests that computed them; where a prompt repeats one token, blocks in a row
 have equal tokens, and are hashed once.
 
-Token values are the reference's: those given, as ids or as content blocks of one repeated value; for
-a prompt without any, index * 1000003 + k; for output tokens that are not planned, the low half of
-XXH3-64 of the request's uuid and k, where the uuid of a request is its index plus one (reference:
-traffic, sections 1.2 and 2.2; vLLM backend, section 5).
+Token values are the reference's: those given, as ids or as content blocks of one repeated value;
+for a prompt without any, index * 1000003 + k; for output tokens that are not planned, the low half
+of XXH3-64 of the request's uuid and k, where the uuid of a request is its index plus one
+(reference: traffic, sections 1.2 and 2.2; vLLM backend, section 5).
 """
 
 from __future__ import annotations
@@ -190,8 +190,7 @@ def fill_columns(words, times, hashes, before, places, columns):
             # Logged, but never visible.
             continue
         places[0, rank] = to + 1
-        if kind == STORED_FIRST or kind == REMOVED_FIRST:
-            places[3, rank] += 1
+        places[3, rank] += np.int64(kind in (STORED_FIRST, REMOVED_FIRST))
         row = word & _ROW_MASK
         removed = kind >= REMOVED_FIRST
         columns.rank[to] = rank

@@ -3,7 +3,7 @@
 An inner kernel finds its callees in its module when it is compiled. `rebound` makes a second
 instance of a module in which some names mean something else: what calls them, directly or not, is
 the same code, compiled anew; the rest is shared. So a run that observes KV events has entry points
-of its own over the same scheduler, and a run that does not compiles nothing and pays nothing for it.
+of its own over the same scheduler, and a run that does not compiles and pays nothing for it.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 
 Events follow the tree: pages are stored when they enter it, complete ones only, and removed when
 they are evicted. An event goes on with what comes next if that is of its kind: removed pages, or
-stored pages of which the first follows its last. Events are seen when the rank reports: at the end of every prefill pass, of every 40th decode pass, and
-of one that leaves nothing running.
+stored pages of which the first follows its last. Events are seen when the rank reports: at the end
+of every prefill pass that computes tokens, of every 40th decode pass, and of any that leaves
+nothing running. (The reference's behaviour; its readable source is older and stores earlier.)
 
 The front takes its pages pass by pass while a stretch is walked (see vllm_events.py).
 """

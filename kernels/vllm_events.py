@@ -49,8 +49,6 @@ from vecsim.kernels.layout import (
     RESERVES_OUTPUT,
     ROW,
     RUN_OFFSET,
-    SCHEDULER_ID,
-    SHARED,
     TICK,
 )
 from vecsim.kernels.rebinding import rebound

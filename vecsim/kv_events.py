@@ -7,7 +7,7 @@ columns, hashes included, when a run that observed them is over.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 import polars as pl
@@ -227,9 +227,7 @@ def _pool_frame(kv: KvEvents) -> pl.DataFrame:
                 "parent_hash"
             ),
             block_hash.alias("block_hash"),
-            tokens_hash.zip_with(~removed, pl.Series([None], dtype=pl.UInt64)).alias(
-                "tokens_hash"
-            ),
+            tokens_hash.zip_with(~removed, pl.Series([None], dtype=pl.UInt64)).alias("tokens_hash"),
         ]
     )
 

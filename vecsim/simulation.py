@@ -119,9 +119,7 @@ def _lane(state: State, role: Role, options: RunOptions) -> _Lane:
         from vecsim.kv_events import new_log, observed
 
         log = new_log(state.watched, len(state.ranks.fields), options.coupled)
-        lane.pools, lane.scratch = observed(
-            lane.pools, lane.scratch, state.watched, log
-        )
+        lane.pools, lane.scratch = observed(lane.pools, lane.scratch, state.watched, log)
     return lane
 
 
@@ -251,9 +249,7 @@ def _kv_events(state: State, workload: Workload, role: Role, lanes: list[_Lane])
     from vecsim.kv_events import collect, taken_out
 
     logs = [[*lane.logged, taken_out(lane.pools.events)] for lane in lanes]
-    return collect(
-        logs, state.watched, state.ranks, workload, state.order, "agg", role.dp_size
-    )
+    return collect(logs, state.watched, state.ranks, workload, state.order, "agg", role.dp_size)
 
 
 def _outcome(state: State, role: Role, options: RunOptions, lanes: list[_Lane]) -> Outcome:
