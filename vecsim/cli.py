@@ -400,7 +400,7 @@ def _run(
         os._exit(130)  # a kernel cannot be interrupted; nothing has been written yet
     if isinstance(outcome[0], BaseException):
         raise outcome[0]
-    given = {name: value for name, value in windows.items() if value}
+    given = {name: options[name] for name in ("warmup_ms", "cooldown_ms") if options[name]}
     return replace(outcome[0], source={**origin, **given})
 
 

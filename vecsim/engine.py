@@ -137,10 +137,11 @@ def run_engine_replay(
     factory: ReplayEngineFactory | None = None,
     *,
     workload: Workload | None = None,
+    observe: str | None = None,
 ) -> Result:
     """Run one replay; `factory` carries timing models, everything else is in the spec.
 
-    The same as `vecsim.replay`. Raises InputError where the spec is wrong.
+    `observe="kv_events"` records KV events. The same as `vecsim.replay`. Raises InputError where the spec is wrong.
     """
     from vecsim.replaying import replay
 
@@ -151,6 +152,7 @@ def run_engine_replay(
         timing=factory.timing,
         prefill_timing=factory.prefill_timing,
         decode_timing=factory.decode_timing,
+        observe=observe,
     )
 
 
