@@ -18,13 +18,15 @@ from vecsim.descriptors import (
     Stage,
 )
 from vecsim.errors import NotSupportedYetError
-from vecsim.kv_events import stored_hashes as stored_hashes
 from vecsim.rank_checks import check_role
 from vecsim.roles import Role, resolve_role
 from vecsim.spec import Source
 from vecsim.validation import check_engine
 
 if TYPE_CHECKING:
+    import numpy as np
+    import polars as pl
+
     from vecsim.result import Result
     from vecsim.workload import Workload
 
@@ -141,7 +143,7 @@ def run_engine_replay(
 ) -> Result:
     """Run one replay; `factory` carries timing models, everything else is in the spec.
 
-    `observe="kv_events"` records KV events. The same as `vecsim.replay`. Raises InputError where the spec is wrong.
+    The same as `vecsim.replay`, `observe` included. Raises InputError where the spec is wrong.
     """
     from vecsim.replaying import replay
 
@@ -159,3 +161,10 @@ def run_engine_replay(
 def run_engine_handoff_conformance(source: Source) -> Result:
     """Run one prefill/decode handoff and record every instant of it."""
     raise NotSupportedYetError("run_engine_handoff_conformance", "disaggregated topology")
+
+
+def stored_hashes(kv_events: pl.DataFrame) -> np.ndarray:
+    """The tokens hashes of all stored blocks of `Result.kv_events` (see `vecsim.stored_hashes`)."""
+    from vecsim import kv_events as observed
+
+    return observed.stored_hashes(kv_events)

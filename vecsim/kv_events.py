@@ -248,10 +248,7 @@ def stored_hashes(kv_events: pl.DataFrame) -> np.ndarray:
     names = ("kind", "tokens_hash")
     if not isinstance(kv_events, pl.DataFrame) or any(n not in kv_events.columns for n in names):
         raise InputError("kv_events", kv_events, "a frame with the columns kind and tokens_hash")
-    removed = (kv_events["kind"].cast(pl.String) == "removed").to_numpy()
-    hashes = kv_events["tokens_hash"].fill_null(0).to_numpy()
+    removed = (kv_events["kind"].cast(pl.String) == "removed").to_numpy(writable=True)
+    hashes = kv_events["tokens_hash"].fill_null(0).to_numpy(writable=True)
     stored = np.empty(len(hashes), np.uint64)
-    count = event_columns.gather_stored(
-        np.ascontiguousarray(removed), np.ascontiguousarray(hashes), stored
-    )
-    return stored[:count]
+    return stored[: event_columns.gather_stored(removed, hashes, stored)]
