@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from types import ModuleType
 
@@ -10,7 +11,7 @@ import numpy as np
 from vecsim.descriptors import FixedTiming, RankConfig, Tokenization
 from vecsim.errors import InputError
 from vecsim.kernels import aggregated, layout, sharing
-from vecsim.kernels.layout import Forest, Pools, Ranks, Requests, Workers
+from vecsim.kernels.layout import ForecastForest, Forest, Pools, Ranks, Requests, Workers
 from vecsim.kernels.placement import tokenize_all
 from vecsim.roles import Role
 from vecsim.timing import CompiledTiming
@@ -24,6 +25,9 @@ _SPARE_COPIES = 8
 
 # Nodes that radix trees start with.
 _FIRST_NODES = 4096
+
+
+Forests = Forest | ForecastForest
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,7 @@ class State:
     ranks: Ranks
     workers: Workers
     requests: Requests
-    pools: Pools | Forest
+    pools: Pools | Forests
     order: np.ndarray | None
     entries: ModuleType
 
@@ -107,7 +111,8 @@ def lower(
     if not coupled:
         requests.time[layout.ARRIVAL] = arrivals
     if role.backend == "sglang":
-        return _sglang_state(ranks, _workers(workers), requests, paths, order, not coupled)
+        state = _sglang_state(ranks, _workers(workers), requests, paths, order, not coupled)
+        return _with_forecast(state, paths) if eviction == "belady" else state
     if role.rank.enable_prefix_caching and workload.output_offsets is not None:
         planned = np.diff(workload.output_offsets) > 0
         requests.state[layout.LONER] = _in_order(planned, order)
@@ -180,7 +185,7 @@ def _sglang_state(
     return State(ranks, workers, requests, forest, order, aggregated_sglang)
 
 
-def grown_forest(forest: Forest, ranks: Ranks) -> Forest:
+def grown_forest(forest: Forests, ranks: Ranks) -> Forests:
     """A copy of `forest` with room for twice as many nodes, and for the next pass of any rank."""
     used = forest.nodes.shape[1]
     room = int(ranks.fields[:, layout.TREE_ROOM].max(initial=0)) + len(ranks.fields)
@@ -190,7 +195,17 @@ def grown_forest(forest: Forest, ranks: Ranks) -> Forest:
     state = forest.state.copy()
     state[layout.TABLE_STALE] = 1
     table = np.full(1 << (2 * capacity - 1).bit_length(), layout.NONE, np.int32)
-    return Forest(nodes, table, state, forest.order.copy())
+    return forest._replace(nodes=nodes, table=table, state=state, order=forest.order.copy())
+
+
+def _with_forecast(state: State, paths: sharing.Paths) -> State:
+    """The state of SGLang ranks that evict by a forecast."""
+    from vecsim.kernels import aggregated_sglang_belady
+
+    fields = state.ranks.fields
+    prompt_pages = state.requests.state[layout.ISL] // fields[0, layout.PAGE_SIZE]
+    forest = ForecastForest(*state.pools, *_forecast(prompt_pages, paths))
+    return dataclasses.replace(state, pools=forest, entries=aggregated_sglang_belady)
 
 
 def _place(workload: Workload, order: np.ndarray | None, workers: int, dp_size: int) -> np.ndarray:
@@ -439,12 +454,12 @@ def _place_copies(ranks: Ranks, instances: np.ndarray) -> int:
 def _pools(
     copies: int, rows: int, contents: np.ndarray, prompt_blocks: np.ndarray, paths: sharing.Paths
 ) -> Pools:
-    """Empty pools; with a forecast of prompt contents if `contents` names those of the rows.
+    """Empty pools; with a forecast of prompts if `contents` names the contents of the rows.
 
     `prompt_blocks` int [n]: full blocks of each prompt.
     """
     index = np.full((layout.INDEX_FIELDS, rows), layout.NONE, np.int32)
-    forecast, users = np.zeros((layout.FORECAST_FIELDS, 0), np.int32), np.zeros(0, np.int32)
+    forecast, users = (np.zeros((rows, 0), np.int32) for rows in (layout.FORECAST_FIELDS, 2))
     if len(contents):
         index[layout.CONTENT] = contents[:rows]
         forecast, users = _forecast(prompt_blocks, paths)
@@ -453,15 +468,16 @@ def _pools(
 
 
 def _forecast(prompt_blocks: np.ndarray, paths: sharing.Paths) -> tuple[np.ndarray, np.ndarray]:
-    """(forecast, users) of `Pools`: the requests of every prompt block's content, ascending."""
+    """(forecast, users) of `Pools`: the requests of every node of the prefix tree, ascending."""
     per_node = int(paths.blocks_per_node[0])
-    blocks = np.minimum(paths.covered, prompt_blocks)
-    user = np.repeat(np.arange(len(blocks)), blocks)
-    first = np.cumsum(blocks) - blocks
-    block = np.arange(len(user)) - first[user]
-    content = paths.nodes[paths.spans[0, user] + block // per_node].astype(np.int64)
-    content = content * per_node + block % per_node
-    by_content = np.argsort(content, kind="stable")
-    counts = np.bincount(content, minlength=len(paths.marks) * per_node)
-    ends = np.cumsum(counts)
-    return np.array([ends - counts, ends], np.int32), user[by_content].astype(np.int32)
+    blocks = np.minimum(paths.covered, prompt_blocks).astype(np.int64)
+    spans = -(-blocks // per_node)
+    user = np.repeat(np.arange(len(blocks)), spans)
+    place = np.arange(len(user)) - (np.cumsum(spans) - spans)[user]
+    covers = np.minimum(blocks[user] - place * per_node, per_node)
+    node = paths.nodes[paths.spans[0, user] + place]
+    by_node = np.argsort(node, kind="stable")
+    ends = np.cumsum(np.bincount(node, minlength=len(paths.marks)))
+    starts = np.concatenate([[0], ends[:-1]])
+    users = np.array([user[by_node], covers[by_node]], np.int32)
+    return np.array([starts, ends], np.int32), users
