@@ -60,12 +60,14 @@ class ObservedPools(NamedTuple):
 
 
 class ObservedForest(NamedTuple):
-    """`layout.Forest` with a log. Rows of pages are those that `named` gives its requests."""
+    """`layout.ForecastForest` with a log. Pages have the rows that `named` gives its requests."""
 
     nodes: np.ndarray
     table: np.ndarray
     state: np.ndarray
     order: np.ndarray
+    forecast: np.ndarray
+    users: np.ndarray
     events: EventLog
     named: Requests
 

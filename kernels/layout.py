@@ -242,10 +242,12 @@ PRIMARY, NEWEST, CONTENT = (np.int64(k) for k in range(3))
 """Oldest and newest copy of an identity; what it stands for in the forecast (NONE: nothing)."""
 INDEX_FIELDS = 3
 
-# --- forecast of prompt contents (Belady): int32 [FORECAST_FIELDS, contents] ----------------------
+# --- forecast of prompts (Belady): int32 [FORECAST_FIELDS, nodes of the prefix tree] --------------
 NEXT_USER, END_OF_USERS = (np.int64(k) for k in range(2))
-"""Span in `users` of the requests that have the content in their prompt and may still come."""
+"""Span in `users` of the requests that have the node in their prompt and may still come."""
 FORECAST_FIELDS = 2
+USER, COVERS = (np.int64(k) for k in range(2))
+"""The request, and how many of the node's blocks its prompt covers."""
 
 # --- nodes of radix trees: int32 [TREE_FIELDS, nodes]; the roots of all ranks come first ----------
 (
@@ -326,8 +328,8 @@ class Pools(NamedTuple):
 
     nodes: np.ndarray  # int32 [NODE_FIELDS, copies + n]
     index: np.ndarray  # int32 [INDEX_FIELDS, rows]
-    forecast: np.ndarray  # int32 [FORECAST_FIELDS, contents]
-    users: np.ndarray  # int32: requests by content, ascending
+    forecast: np.ndarray  # int32 [FORECAST_FIELDS, nodes of the prefix tree]
+    users: np.ndarray  # int32 [2, users]: by node, ascending
 
 
 class Forest(NamedTuple):
@@ -337,6 +339,17 @@ class Forest(NamedTuple):
     table: np.ndarray  # int32 [power of two, twice the capacity at least]: children by first page
     state: np.ndarray  # int64 [FOREST_STATE]
     order: np.ndarray  # int64 [4, LPM_LIMIT]: the queue being sorted
+
+
+class ForecastForest(NamedTuple):
+    """A `Forest` that knows what prompts are to come (Belady)."""
+
+    nodes: np.ndarray
+    table: np.ndarray
+    state: np.ndarray
+    order: np.ndarray
+    forecast: np.ndarray  # as in `Pools`
+    users: np.ndarray
 
 
 class Scratch(NamedTuple):

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from vecsim.kernels.forecast import next_use
 from vecsim.kernels.jit import inner
 from vecsim.kernels.layout import (
     BLOCKS_PER_NODE,
@@ -28,6 +29,7 @@ from vecsim.kernels.layout import (
     LESS_RECENT,
     LOCKS,
     MORE_RECENT,
+    NEVER,
     NODE_BUMP,
     NONE,
     OWNER,
@@ -357,16 +359,23 @@ def cut_tail(pools, s, leaf, pages):
 
 
 @inner
-def evict(pools, s, count):
-    """Free `count` pages (all that are unlocked, if fewer): the least recently used leaf first,
-    each from its tail."""
-    nodes = pools.nodes
+def count_as_free(s, count):
+    """Count `count` pages (all that are unlocked, if fewer) as free. Returns how many."""
     count = min(count, s[IDLE])
     if count <= 0:
-        return
+        return np.int64(0)
     s[IDLE] -= count
     s[FREE] += count
     s[UNSORTED] = 1
+    return count
+
+
+@inner
+def evict(requests, pools, s, count):
+    """Free `count` pages (all that are unlocked, if fewer): the least recently used leaf first,
+    each from its tail."""
+    nodes = pools.nodes
+    count = count_as_free(s, count)
     node = s[IDLE_HEAD]
     while count > 0:
         following = np.int64(nodes[MORE_RECENT, node])
@@ -383,3 +392,62 @@ def evict(pools, s, count):
                 if waits and nodes[CHILDREN, parent] == 0 and nodes[TIME, parent] <= time:
                     following = parent
         node = following
+
+
+# --- eviction by forecast -------------------------------------------------------------------------
+@inner
+def page_use(requests, pools, s, owner, depth):
+    """Next use of a page of a prompt; NEVER for all other pages."""
+    if depth >= requests.state[SHARED, owner]:
+        return NEVER
+    node = page_key(requests, s, owner, depth)
+    return next_use(requests, pools, node, depth % s[BLOCKS_PER_NODE])
+
+
+@inner
+def leaf_used_last(requests, pools, s):
+    """(leaf, next use of its last page): the unlocked leaf to shorten, the least recently used of
+    those whose last page is used latest."""
+    nodes = pools.nodes
+    leaf = NONE
+    latest = NONE
+    node = s[IDLE_HEAD]
+    while node >= 0:
+        if nodes[CHILDREN, node] == 0:
+            depth = np.int64(nodes[END, node]) - 1
+            use = page_use(requests, pools, s, np.int64(nodes[OWNER, node]), depth)
+            if use > latest:
+                leaf = node
+                latest = use
+        node = np.int64(nodes[MORE_RECENT, node])
+    return leaf, latest
+
+
+@inner
+def pages_alike(requests, pools, s, leaf, use):
+    """How many pages, from the last of a leaf up, surely have the next use of that last one."""
+    owner = np.int64(pools.nodes[OWNER, leaf])
+    start = np.int64(pools.nodes[START, leaf])
+    end = np.int64(pools.nodes[END, leaf])
+    shared = np.int64(requests.state[SHARED, owner])
+    if end > shared:
+        return end - max(start, shared)
+    first = max(start, (end - 1) // s[BLOCKS_PER_NODE] * s[BLOCKS_PER_NODE])
+    if page_use(requests, pools, s, owner, first) == use:
+        return end - first
+    return np.int64(1)
+
+
+@inner
+def evict_by_forecast(requests, pools, s, count):
+    """Free `count` pages (all that are unlocked, if fewer), one by one, each from the tail of the
+    leaf that is used last (Belady's rule). Takes the place of `evict`."""
+    count = count_as_free(s, count)
+    while count > 0:
+        leaf, use = leaf_used_last(requests, pools, s)
+        # While the next use of its last page stays the same, so does its place among the leaves.
+        taken = min(count, pages_alike(requests, pools, s, leaf, use))
+        cut_tail(pools, s, leaf, taken)
+        count -= taken
+        if pools.nodes[END, leaf] == pools.nodes[START, leaf]:
+            remove_leaf(pools, s, leaf)

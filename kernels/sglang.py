@@ -66,6 +66,7 @@ from vecsim.kernels.layout import (
     RATIO_STEP,
     READY_HEAD,
     REQUEUED,
+    RETIRED,
     RUN_OFFSET,
     RUNNING,
     SCHEDULE_POLICY,
@@ -76,7 +77,6 @@ from vecsim.kernels.layout import (
     TOKEN_BUDGET,
 )
 from vecsim.kernels.observe import count_gap
-from vecsim.kernels.radix import evict
 from vecsim.kernels.records import begin_pass, emit_token, end_rejected
 from vecsim.kernels.sglang_batch import form_batch
 from vecsim.kernels.sglang_pages import (
@@ -115,7 +115,7 @@ def dissolve_front(requests, s, f, lists):
 
 # --- schedule: a prefill pass ---------------------------------------------------------------------
 @inner
-def start_prefill(requests, pools, s, lists):
+def start_prefill(requests, pools, s, lists, evict):
     """Unfinished prompts go back to the queue, finished ones join the running list; room is made
     for the first tokens of those that need more than one."""
     state = requests.state
@@ -124,6 +124,7 @@ def start_prefill(requests, pools, s, lists):
     need = np.int64(0)
     for i in range(first, first + s[BATCHED]):
         q = np.int64(lists[i])
+        state[RETIRED, q] = 1
         if state[COMPUTED, q] < known_tokens(requests, q):
             # At most one, the last.
             cache_computed(requests, pools, s, q)
@@ -132,7 +133,7 @@ def start_prefill(requests, pools, s, lists):
         s[RUNNING] += 1
         if state[LIMIT, q] - state[GENERATED, q] > 1:
             need += pages_to_grow(requests, s, q)
-    evict(pools, s, need - s[FREE])
+    evict(requests, pools, s, need - s[FREE])
     last = s[RUN_OFFSET] + s[RUNNING]
     for i in range(first, last):
         q = np.int64(lists[i])
@@ -179,7 +180,7 @@ def sort_running(requests, s, lists):
 
 
 @inner
-def retract(requests, pools, s, lists, need):
+def retract(requests, pools, s, lists, need, evict):
     """Retract the last running requests until the others can grow. Returns the pages they need.
 
     Expects all running requests to be explicit. The retracted ones go to the back of the queue."""
@@ -195,7 +196,8 @@ def retract(requests, pools, s, lists, need):
         s[PREEMPTED_COUNT] += 1
         s[PREEMPTIONS] += 1
         s[PREEMPTED_ANY] = 1
-        evict(pools, s, pages_of(s, LOOKAHEAD_TOKENS * s[RUNNING] - s[FREE] * s[PAGE_SIZE]))
+        lacking = pages_of(s, LOOKAHEAD_TOKENS * s[RUNNING] - s[FREE] * s[PAGE_SIZE])
+        evict(requests, pools, s, lacking)
     return need
 
 
@@ -252,17 +254,17 @@ def settle_runner(requests, pools, w, s, f, lists, need, now):
 
 
 @inner
-def start_decode(requests, pools, w, s, f, lists, now):
+def start_decode(requests, pools, w, s, f, lists, now, evict):
     """Make room for one more token of every running request."""
     need = decode_growth(requests, s, lists)
     if s[FREE] + s[IDLE] < need and s[RUNNING] > 1:
         dissolve_front(requests, s, f, lists)
-        need = retract(requests, pools, s, lists, need)
+        need = retract(requests, pools, s, lists, need, evict)
         f[NEW_TOKEN_RATIO] = estimated_ratio(requests, s, lists)
     if s[FREE] + s[IDLE] < need:
         settle_runner(requests, pools, w, s, f, lists, need, now)
     if s[RUNNING] > 0:
-        take_pages(pools, s, need)
+        take_pages(requests, pools, s, need, evict)
 
 
 @inner
@@ -278,7 +280,7 @@ def decay_ratio(f, passes):
 
 
 @inner
-def schedule(requests, pools, scratch, w, s, f, lists, now, defer):
+def schedule(requests, pools, scratch, w, s, f, lists, now, defer, evict):
     """Step 1 of a pass: form a prefill batch, or else decode; all effects on KV pages."""
     begin_pass(s)
     s[BATCHED] = 0
@@ -286,11 +288,11 @@ def schedule(requests, pools, scratch, w, s, f, lists, now, defer):
     if s[SCHEDULE_POLICY] == POLICY_LPM and s[PREFIX_CACHING] != 0:
         sort_queue(requests, pools, s)
     if not defer:
-        form_batch(requests, pools, scratch, w, s, f, lists, now)
+        form_batch(requests, pools, scratch, w, s, f, lists, now, evict)
     if s[BATCHED] > 0:
-        start_prefill(requests, pools, s, lists)
+        start_prefill(requests, pools, s, lists, evict)
     else:
-        start_decode(requests, pools, w, s, f, lists, now)
+        start_decode(requests, pools, w, s, f, lists, now, evict)
         if s[PREEMPTED_ANY] == 0:
             decay_ratio(f, np.int64(1))
     s[BUDGET] = s[TOKEN_BUDGET] - s[PREFILL_TOKENS]

@@ -101,7 +101,7 @@ def chunk_tokens(s, left, chunk_left):
 
 
 @inner
-def allocate(requests, pools, s, q, start, end):
+def allocate(requests, pools, s, q, start, end, evict):
     """Give a waiting request pages for its tokens start..end. False changes nothing, but the
     cached prefix of a fresh request has been touched."""
     state = requests.state
@@ -120,7 +120,7 @@ def allocate(requests, pools, s, q, start, end):
     if fresh:
         state[TREE_NODE, q] = node
         state[CACHED_PAGES, q] = held
-    take_pages(pools, s, need)
+    take_pages(requests, pools, s, need, evict)
     return True
 
 
@@ -158,7 +158,7 @@ def enter_batch(requests, s, scratch, q, start, chunk, now):
 
 
 @inner
-def form_batch(requests, pools, scratch, w, s, f, lists, now):
+def form_batch(requests, pools, scratch, w, s, f, lists, now, evict):
     """Take requests off the queue, strictly in order, while budgets and memory allow. They stand
     behind the running ones in the running list, BATCHED of them."""
     state = requests.state
@@ -179,7 +179,7 @@ def form_batch(requests, pools, scratch, w, s, f, lists, now):
             expected = reserved_output(requests, s, q, remaining)
         refused = chunk == 0 and left > 0
         refused |= np.float64(cost + expected) >= room or cost > budget or cost > chunk_left
-        if refused or not allocate(requests, pools, s, q, start, start + chunk):
+        if refused or not allocate(requests, pools, s, q, start, start + chunk, evict):
             if s[BATCHED] > 0 or s[RUNNING] > 0 or s[REJECTED_HEAD] >= 0:
                 return
             remove_behind(requests, s, NONE, q)

@@ -13,7 +13,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from vecsim.kernels import radix, sglang, sglang_batch, sglang_pages, sglang_rank, stretch
+from vecsim.kernels import (
+    radix,
+    sglang,
+    sglang_batch,
+    sglang_belady,
+    sglang_pages,
+    sglang_rank,
+    stretch,
+)
 from vecsim.kernels.blockpool import row_run
 from vecsim.kernels.events import (
     DECODES,
@@ -51,6 +59,7 @@ from vecsim.kernels.layout import (
     TICK,
 )
 from vecsim.kernels.rebinding import rebound
+from vecsim.kernels.worker import Scheduler
 
 DECODES_A_REPORT = np.int64(40)
 
@@ -85,7 +94,15 @@ def cut_tail(pools, s, leaf, pages):
     pools.nodes[END, leaf] = end - pages
 
 
+@inner
+def cut_page_by_page(pools, s, leaf, pages):
+    """The same, the last page first: so pages go that a forecast picks."""
+    for _ in range(pages):
+        cut_tail(pools, s, leaf, np.int64(1))
+
+
 _tree = rebound(radix, cut_tail=cut_tail)
+_forecast_tree = rebound(radix, cut_tail=cut_page_by_page)
 
 
 @inner
@@ -113,11 +130,11 @@ def insert(requests, pools, s, q, start, depth, last):
 
 # --- a pass ---------------------------------------------------------------------------------------
 @inner
-def start_prefill(requests, pools, s, lists):
+def start_prefill(requests, pools, s, lists, evict):
     """What a prefill pass computes (see `sglang.start_prefill`). The prompts of those that end with
     their first token are stored now, after the others, and not when they end. Until then it looks
     as if they were not: the number of unheld pages stays."""
-    _cached.start_prefill(requests, pools, s, lists)
+    _cached.start_prefill(requests, pools, s, lists, evict)
     state = requests.state
     unheld = s[FREE] + s[IDLE]
     for i in range(s[NEW_FROM], s[RUNNING]):
@@ -182,7 +199,7 @@ def observe_chunk(ranks, times, requests, scratch, first, dp_size, done, count, 
                 report(pools, s, pass_start)
             growth = np.int64(ranks.lists[s[GROWTH_OFFSET] + (s[TICK] + done + k) % block_size])
             if growth > 0:
-                _pages.take_pages(pools, s, growth)
+                _pages.take_pages(requests, pools, s, growth, _tree.evict)
                 taken[r] += growth
             count_decode(pools, s)
             pass_start = ends[k]
@@ -196,39 +213,47 @@ walking = rebound(stretch, observe_chunk=observe_chunk)
 _rank = rebound(sglang_rank, _tree, _pages, _batch, _sglang)
 
 
-@inner
-def apply(requests, pools, times, scratch, w, s, f, lists, start, end):
-    """Step 4 of a pass, and the report after it."""
-    due = s[PREFILL_TOKENS] > 0
-    if s[BATCHED] == 0 and s[RUNNING] > 0:
-        count_decode(pools, s)
-        due = report_is_due(pools, s)
-    held = _rank.apply(requests, pools, times, scratch, w, s, f, lists, start, end)
-    kept = pools.events.ranks[KEPT]
-    s[FREE] += kept[s[SCHEDULER_ID]]
-    kept[s[SCHEDULER_ID]] = 0
-    if due or s[RUNNING] == 0:
-        report(pools, s, end)
-    return held
+def observing(plain: Scheduler) -> Scheduler:
+    """The scheduler of `_rank` with reports."""
+    apply_pass, settle_passes, has_room = plain.apply, plain.settle_stretch, plain.room
+
+    @inner
+    def apply(requests, pools, times, scratch, w, s, f, lists, start, end):
+        """Step 4 of a pass, and the report after it."""
+        due = s[PREFILL_TOKENS] > 0
+        if s[BATCHED] == 0 and s[RUNNING] > 0:
+            count_decode(pools, s)
+            due = report_is_due(pools, s)
+        held = apply_pass(requests, pools, times, scratch, w, s, f, lists, start, end)
+        kept = pools.events.ranks[KEPT]
+        s[FREE] += kept[s[SCHEDULER_ID]]
+        kept[s[SCHEDULER_ID]] = 0
+        if due or s[RUNNING] == 0:
+            report(pools, s, end)
+        return held
+
+    @inner
+    def settle_stretch(requests, pools, w, s, f, lists, passes, start, end):
+        """Enter a walked stretch into pages and requests, and the report after it."""
+        settle_passes(requests, pools, w, s, f, lists, passes, start, end)
+        if report_is_due(pools, s) or s[RUNNING] == 0:
+            report(pools, s, end)
+
+    @inner
+    def room(ranks, pools, first, dp_size):
+        """Whether tree and log have room for whatever a pass of the worker may do."""
+        return has_room(ranks, pools, first, dp_size) and log_has_room(pools.events)
+
+    return plain._replace(apply=apply, settle_stretch=settle_stretch, room=room)
 
 
-@inner
-def settle_stretch(requests, pools, w, s, f, lists, passes, start, end):
-    """Enter a walked stretch (see `sglang_rank.settle_stretch`), and the report after it."""
-    _rank.settle_stretch(requests, pools, w, s, f, lists, passes, start, end)
-    if report_is_due(pools, s) or s[RUNNING] == 0:
-        report(pools, s, end)
+SCHEDULER = observing(_rank.bind(_tree.evict))
 
-
-@inner
-def room(ranks, pools, first, dp_size):
-    """Whether tree and log have room for whatever a pass of the worker may do."""
-    return _rank.room(ranks, pools, first, dp_size) and log_has_room(pools.events)
-
-
-SCHEDULER = sglang_rank.SCHEDULER._replace(
-    schedule=_rank.schedule,
-    apply=apply,
-    settle_stretch=settle_stretch,
-    room=room,
+_forecasting = _rank.bind(_forecast_tree.evict_by_forecast)
+_belady = rebound(
+    sglang_belady, _schedule=_forecasting.schedule, _steady_passes=_forecasting.steady_passes
 )
+FORECASTING = observing(
+    _forecasting._replace(schedule=_belady.schedule, steady_passes=_belady.steady_passes)
+)
+"""With eviction by forecast."""

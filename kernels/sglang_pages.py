@@ -1,4 +1,8 @@
-"""KV pages of one SGLang request: taken, entered into the radix tree, given back."""
+"""KV pages of one SGLang request: taken, entered into the radix tree, given back.
+
+`evict`, here and in the pass, is the kernel that frees unlocked pages (`radix.evict`, or
+`radix.evict_by_forecast`).
+"""
 
 from __future__ import annotations
 
@@ -17,10 +21,11 @@ from vecsim.kernels.layout import (
     PREEMPTED_COUNT,
     PREFIX_CACHING,
     REJECTED,
+    RETIRED,
     ROOT,
     TREE_NODE,
 )
-from vecsim.kernels.radix import evict, insert, lock_path, unlock_path
+from vecsim.kernels.radix import insert, lock_path, unlock_path
 from vecsim.kernels.records import complete, settle
 from vecsim.kernels.sglang_queue import pages_of
 
@@ -38,9 +43,9 @@ def pages_to_grow(requests, s, q):
 
 
 @inner
-def take_pages(pools, s, count):
+def take_pages(requests, pools, s, count, evict):
     """Take `count` pages, at most all free and evictable ones."""
-    evict(pools, s, count - s[FREE])
+    evict(requests, pools, s, count - s[FREE])
     s[FREE] -= count
 
 
@@ -93,5 +98,6 @@ def end_settled(requests, pools, w, s, q, reason, now):
     if state[COMPUTED, q] == 0 and state[ADMISSIONS, q] > 0:
         s[PREEMPTED_COUNT] -= 1
     give_up_pages(requests, pools, s, q)
+    requests.state[RETIRED, q] = 1
     status = FAILED if state[GENERATED, q] > 0 else REJECTED
     settle(requests, w, s, q, status, reason, now)

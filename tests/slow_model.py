@@ -71,8 +71,9 @@ class Fleet:
         self.dp_size = engine.get("dp_size", 1)
         if config.get("backend") == "sglang":
             page = config.get("block_size") or 1
+            names: dict = {}
             self.requests = [
-                slow_sglang.Request(k, r, page) for k, r in enumerate(spec["requests"])
+                slow_sglang.Request(k, r, page, names) for k, r in enumerate(spec["requests"])
             ]
         else:
             probe = _rank_class(config)(config, 1, None)
@@ -100,7 +101,9 @@ class Fleet:
             ranks = [rank(config, self.dp_size, forecast) for _ in range(self.dp_size)]
             return Worker(ranks, _tokenizer(payload), None)
         group = slow_sglang.Group(config)
-        group.ranks = [slow_sglang.Rank(config, self.dp_size, group) for _ in range(self.dp_size)]
+        group.ranks = [
+            slow_sglang.Rank(config, self.dp_size, group, forecast) for _ in range(self.dp_size)
+        ]
         return Worker(group.ranks, _tokenizer(payload), group)
 
     # One instant

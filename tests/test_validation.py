@@ -116,9 +116,7 @@ def test_accepted_cases_are_accepted_and_unbuilt_features_named(name):
             continue
         payload = load_quietly(case["payload"])
         validate(payload)
-        features = set(case["feature"])
-        together = not {"sglang", "belady"} <= features
-        if (features <= BUILT_FEATURES and together) or case["name"] in used:
+        if set(case["feature"]) <= BUILT_FEATURES or case["name"] in used:
             check_supported(payload)
         else:
             with pytest.raises(NotSupportedYetError):

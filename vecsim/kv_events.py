@@ -16,11 +16,10 @@ from vecsim.errors import InputError
 from vecsim.kernels import event_columns, events, layout
 from vecsim.kernels.event_columns import Columns, Tokens
 from vecsim.kernels.events import EventLog, ObservedForest, ObservedPools, ObservedScratch
-from vecsim.kernels.layout import Forest
-from vecsim.lower import grown_forest
 
 if TYPE_CHECKING:
     from vecsim.kernels.layout import Pools, Ranks, Requests, Scratch
+    from vecsim.lower import Forests
     from vecsim.workload import Workload
 
 KIND = pl.Enum(("stored", "removed"))
@@ -103,20 +102,17 @@ def new_log(watched: Watched, ranks: int, coupled: bool) -> EventLog:
 
 
 def observed(
-    pools: Pools | Forest, scratch: Scratch, watched: Watched, log: EventLog
+    pools: Pools | Forests, scratch: Scratch, watched: Watched, log: EventLog
 ) -> tuple[ObservedPools | ObservedForest, ObservedScratch]:
     """Pools and scratch of a thread, with its log."""
-    if isinstance(pools, Forest):
-        pools = ObservedForest(*pools, log, watched.requests)
-    else:
+    if isinstance(pools, layout.Pools):
         pools = ObservedPools(*pools, log)
+    else:
+        if isinstance(pools, layout.Forest):
+            nothing = np.zeros((layout.FORECAST_FIELDS, 0), np.int32)
+            pools = layout.ForecastForest(*pools, nothing, nothing)
+        pools = ObservedForest(*pools, log, watched.requests)
     return pools, ObservedScratch(*scratch, pools)
-
-
-def grown(pools: ObservedForest, ranks: Ranks) -> ObservedForest:
-    """`pools` with room for more tree nodes."""
-    forest = Forest(pools.nodes, pools.table, pools.state, pools.order)
-    return pools._replace(**grown_forest(forest, ranks)._asdict())
 
 
 def lacks_room(log: EventLog) -> bool:

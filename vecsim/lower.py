@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import dataclasses
+from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,7 @@ import numpy as np
 from vecsim.descriptors import FixedTiming, RankConfig, Tokenization
 from vecsim.errors import InputError
 from vecsim.kernels import aggregated, layout, sharing
-from vecsim.kernels.layout import Forest, Pools, Ranks, Requests, Workers
+from vecsim.kernels.layout import ForecastForest, Forest, Pools, Ranks, Requests, Workers
 from vecsim.kernels.placement import tokenize_all
 from vecsim.roles import Role
 from vecsim.timing import CompiledTiming
@@ -28,6 +29,9 @@ _SPARE_COPIES = 8
 
 # Nodes that radix trees start with.
 _FIRST_NODES = 4096
+
+
+Forests = Forest | ForecastForest
 
 
 @dataclass(frozen=True)
@@ -47,7 +51,7 @@ class State:
     ranks: Ranks
     workers: Workers
     requests: Requests
-    pools: Pools | Forest
+    pools: Pools | Forests
     order: np.ndarray | None
     entries: ModuleType
     watched: Watched | None = None
@@ -117,6 +121,8 @@ def lower(
         requests.time[layout.ARRIVAL] = arrivals
     if role.backend == "sglang":
         state = _sglang_state(ranks, _workers(workers), requests, paths, order, not coupled)
+        if eviction == "belady":
+            state = _with_forecast(state, paths)
         return _watched_sglang(state, paths, role) if role.rank.emit_kv_events else state
     if role.rank.enable_prefix_caching and workload.output_offsets is not None:
         planned = np.diff(workload.output_offsets) > 0
@@ -149,7 +155,7 @@ def lower(
     from vecsim.kv_events import Watched, words_a_pass
 
     watched = Watched(requests, int(rows), words_a_pass(instances, ranks, role.dp_size))
-    return replace(state, entries=aggregated_events, watched=watched)
+    return dataclasses.replace(state, entries=aggregated_events, watched=watched)
 
 
 def _queue_all(ranks: Ranks, requests: Requests, starts: np.ndarray) -> None:
@@ -199,9 +205,12 @@ def _sglang_state(
 
 def _watched_sglang(state: State, paths: sharing.Paths, role: Role) -> State:
     """The state of SGLang ranks whose pages get rows, by which KV events name them."""
-    from vecsim.kernels import aggregated_sglang_events
+    from vecsim.kernels import aggregated_sglang_belady_events, aggregated_sglang_events
     from vecsim.kv_events import Watched, words_a_pass
 
+    entries = aggregated_sglang_events
+    if isinstance(state.pools, ForecastForest):
+        entries = aggregated_sglang_belady_events
     columns = state.requests.state
     covered = columns[layout.SHARED].copy()
     named = state.requests._replace(path_rows=np.zeros(len(paths.nodes), np.int32))
@@ -210,10 +219,10 @@ def _watched_sglang(state: State, paths: sharing.Paths, role: Role) -> State:
     rows = aggregated.prepare(state.ranks, named, paths, instances, np.zeros(0, np.int32))
     columns[layout.SHARED] = covered
     watched = Watched(named, int(rows), words_a_pass(instances, state.ranks, role.dp_size))
-    return replace(state, entries=aggregated_sglang_events, watched=watched)
+    return dataclasses.replace(state, entries=entries, watched=watched)
 
 
-def grown_forest(forest: Forest, ranks: Ranks) -> Forest:
+def grown_forest(forest: Forests, ranks: Ranks) -> Forests:
     """A copy of `forest` with room for twice as many nodes, and for the next pass of any rank."""
     used = forest.nodes.shape[1]
     room = int(ranks.fields[:, layout.TREE_ROOM].max(initial=0)) + len(ranks.fields)
@@ -223,7 +232,17 @@ def grown_forest(forest: Forest, ranks: Ranks) -> Forest:
     state = forest.state.copy()
     state[layout.TABLE_STALE] = 1
     table = np.full(1 << (2 * capacity - 1).bit_length(), layout.NONE, np.int32)
-    return Forest(nodes, table, state, forest.order.copy())
+    return forest._replace(nodes=nodes, table=table, state=state, order=forest.order.copy())
+
+
+def _with_forecast(state: State, paths: sharing.Paths) -> State:
+    """The state of SGLang ranks that evict by a forecast."""
+    from vecsim.kernels import aggregated_sglang_belady
+
+    fields = state.ranks.fields
+    prompt_pages = state.requests.state[layout.ISL] // fields[0, layout.PAGE_SIZE]
+    forest = ForecastForest(*state.pools, *_forecast(prompt_pages, paths))
+    return dataclasses.replace(state, pools=forest, entries=aggregated_sglang_belady)
 
 
 def _place(workload: Workload, order: np.ndarray | None, workers: int, dp_size: int) -> np.ndarray:
@@ -473,12 +492,12 @@ def _place_copies(ranks: Ranks, instances: np.ndarray) -> int:
 def _pools(
     copies: int, rows: int, contents: np.ndarray, prompt_blocks: np.ndarray, paths: sharing.Paths
 ) -> Pools:
-    """Empty pools; with a forecast of prompt contents if `contents` names those of the rows.
+    """Empty pools; with a forecast of prompts if `contents` names the contents of the rows.
 
     `prompt_blocks` int [n]: full blocks of each prompt.
     """
     index = np.full((layout.INDEX_FIELDS, rows), layout.NONE, np.int32)
-    forecast, users = np.zeros((layout.FORECAST_FIELDS, 0), np.int32), np.zeros(0, np.int32)
+    forecast, users = (np.zeros((rows, 0), np.int32) for rows in (layout.FORECAST_FIELDS, 2))
     if len(contents):
         index[layout.CONTENT] = contents[:rows]
         forecast, users = _forecast(prompt_blocks, paths)
@@ -487,15 +506,16 @@ def _pools(
 
 
 def _forecast(prompt_blocks: np.ndarray, paths: sharing.Paths) -> tuple[np.ndarray, np.ndarray]:
-    """(forecast, users) of `Pools`: the requests of every prompt block's content, ascending."""
+    """(forecast, users) of `Pools`: the requests of every node of the prefix tree, ascending."""
     per_node = int(paths.blocks_per_node[0])
-    blocks = np.minimum(paths.covered, prompt_blocks)
-    user = np.repeat(np.arange(len(blocks)), blocks)
-    first = np.cumsum(blocks) - blocks
-    block = np.arange(len(user)) - first[user]
-    content = paths.nodes[paths.spans[0, user] + block // per_node].astype(np.int64)
-    content = content * per_node + block % per_node
-    by_content = np.argsort(content, kind="stable")
-    counts = np.bincount(content, minlength=len(paths.marks) * per_node)
-    ends = np.cumsum(counts)
-    return np.array([ends - counts, ends], np.int32), user[by_content].astype(np.int32)
+    blocks = np.minimum(paths.covered, prompt_blocks).astype(np.int64)
+    spans = -(-blocks // per_node)
+    user = np.repeat(np.arange(len(blocks)), spans)
+    place = np.arange(len(user)) - (np.cumsum(spans) - spans)[user]
+    covers = np.minimum(blocks[user] - place * per_node, per_node)
+    node = paths.nodes[paths.spans[0, user] + place]
+    by_node = np.argsort(node, kind="stable")
+    ends = np.cumsum(np.bincount(node, minlength=len(paths.marks)))
+    starts = np.concatenate([[0], ends[:-1]])
+    users = np.array([user[by_node], covers[by_node]], np.int32)
+    return np.array([starts, ends], np.int32), users

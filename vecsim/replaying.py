@@ -214,7 +214,8 @@ def _run(
         tokenization = None
     belady = spec.engine.kv_eviction_policy == "belady"
     workers = spec.topology.workers.initial_workers
-    coupled = max_in_flight is not None or (belady and workers > 1)
+    # Belady's forecast is shared by all workers, and counts requests as they come to the fleet.
+    coupled = max_in_flight is not None or (belady and (workers > 1 or tokenization is not None))
     horizon = np.inf if spec.max_sim_time_ms is None else spec.max_sim_time_ms
     options = RunOptions(max_in_flight, coupled, tokenization, horizon, threads, progress, timeline)
 

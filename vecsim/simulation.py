@@ -15,9 +15,9 @@ from vecsim.errors import SimulationError
 from vecsim.kernels import clock as pool_clock
 from vecsim.kernels import layout
 from vecsim.kernels.clock import Clock
-from vecsim.kernels.layout import Forest, Pools, Scratch
+from vecsim.kernels.layout import Pools, Scratch
 from vecsim.kernels.observe import GAP_BINS, bin_midpoints, bin_of
-from vecsim.lower import State, grown_forest
+from vecsim.lower import Forests, State, grown_forest
 from vecsim.outcome import GapDistribution, Outcome, PoolOutcome
 from vecsim.roles import Role
 
@@ -77,7 +77,7 @@ class _Lane:
 
     clock: Clock
     scratch: Scratch
-    pools: Pools | Forest
+    pools: Pools | Forests
     logged: list[np.ndarray] = field(default_factory=list)
 
 
@@ -192,12 +192,12 @@ def _make_room(state: State, lane: _Lane) -> None:
     if state.watched is None:
         lane.pools = grown_forest(lane.pools, state.ranks)
         return
-    from vecsim.kv_events import grown, lacks_room, taken_out
+    from vecsim.kv_events import lacks_room, taken_out
 
     if lacks_room(lane.pools.events):
         lane.logged.append(taken_out(lane.pools.events))
         return
-    lane.pools = grown(lane.pools, state.ranks)
+    lane.pools = grown_forest(lane.pools, state.ranks)
     lane.scratch = lane.scratch._replace(pools=lane.pools)
 
 
@@ -331,7 +331,7 @@ def _settle_fronts(state: State) -> None:
         members = state.ranks.lists[start : start + s[layout.FRONT]]
         state.requests.state[layout.GENERATED, members] += np.int32(s[layout.TICK])
         last_ms = state.workers.time[r // dp_size, layout.CLOCK]
-        if isinstance(state.pools, Forest):
+        if not isinstance(state.pools, Pools):
             # Members that have not decoded yet have the time of their first token there.
             members = members[: s[layout.FRONT_JOINED]]
             last_ms = state.ranks.factors[r, layout.LAST_EMIT]

@@ -44,7 +44,6 @@ BUILT = {
 # The field that the answer names (a part of its path) while a feature is not built, and the value
 # that `vecsim.validation` will list as built once it is; None: when its row is gone.
 FIELDS = {
-    "belady": ("engine.kv_eviction_policy", None),  # with SGLang
     "agentic": ("workload.dependencies", None),
     "disaggregated": ("topology", DisaggregatedTopology),
     "encoder": ("encoder", None),
@@ -82,8 +81,6 @@ def all_cases() -> tuple[Case, ...]:
 
 
 def unbuilt(case: Case) -> list[str]:
-    if {"sglang", "belady"} <= set(case["feature"]):
-        return ["belady"]
     known = BUILT | {UNUSED.get(name(case))}
     return [f for f in case["feature"] if f not in known and not _is_built(f)]
 

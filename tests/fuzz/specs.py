@@ -73,7 +73,7 @@ class Draw:
         if "trtllm" in self.on:
             self.on -= {"belady", "prefill_schedule_interval"}
         if "sglang" in self.on:
-            self.on -= {"belady", "chunking_off", "fifo", "prefill_schedule_interval"}
+            self.on -= {"chunking_off", "fifo", "prefill_schedule_interval"}
 
     def chance(self, p: float) -> bool:
         return self.rng.random() < p
