@@ -103,6 +103,7 @@ NONE = np.int64(-1)
     DECODE_MODEL,
     PREFILL_FUNCTION,  # address of a custom model
     DECODE_FUNCTION,
+    SCHEDULER_ID,  # number of the rank in its pool
     FIRST_RUN,  # node of request 0 in the idle list: one past the last copy of all ranks
     RUN_OFFSET,  # the rank's running requests, in admission order: lists[RUN_OFFSET:]
     GROWTH_OFFSET,  # members that need a block at tick t: lists[GROWTH_OFFSET + t % BLOCK_SIZE]
@@ -114,8 +115,8 @@ NONE = np.int64(-1)
     PREFILL_DECODE_INTERVAL,
     ROOT,  # root of the rank's radix tree
     TREE_ROOM,  # tree nodes that one pass may need
-) = (np.int64(k) for k in range(29))
-PARAMS = 29
+) = (np.int64(k) for k in range(30))
+PARAMS = 30
 
 # ... then state.
 (

@@ -353,6 +353,12 @@ def remove_leaf(pools, s, leaf):
 
 
 @inner
+def cut_tail(pools, s, leaf, pages):
+    """Take the last `pages` pages off a leaf."""
+    pools.nodes[END, leaf] -= pages
+
+
+@inner
 def count_as_free(s, count):
     """Count `count` pages (all that are unlocked, if fewer) as free. Returns how many."""
     count = min(count, s[IDLE])
@@ -375,7 +381,7 @@ def evict(requests, pools, s, count):
         following = np.int64(nodes[MORE_RECENT, node])
         if nodes[CHILDREN, node] == 0:
             taken = min(count, np.int64(nodes[END, node]) - nodes[START, node])
-            nodes[END, node] -= taken
+            cut_tail(pools, s, node, taken)
             count -= taken
             if nodes[END, node] == nodes[START, node]:
                 parent = np.int64(nodes[PARENT, node])
@@ -441,7 +447,7 @@ def evict_by_forecast(requests, pools, s, count):
         leaf, use = leaf_used_last(requests, pools, s)
         # While the next use of its last page stays the same, so does its place among the leaves.
         taken = min(count, pages_alike(requests, pools, s, leaf, use))
-        pools.nodes[END, leaf] -= taken
+        cut_tail(pools, s, leaf, taken)
         count -= taken
         if pools.nodes[END, leaf] == pools.nodes[START, leaf]:
             remove_leaf(pools, s, leaf)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,6 +17,9 @@ from vecsim.kernels.placement import tokenize_all
 from vecsim.roles import Role
 from vecsim.timing import CompiledTiming
 from vecsim.workload import PrefixTree, Workload
+
+if TYPE_CHECKING:
+    from vecsim.kv_events import Watched
 
 _LONGEST_SEQUENCE = 2**30
 _MOST_BLOCKS = 2**61
@@ -41,6 +45,7 @@ class State:
         pools: KV blocks of all ranks; for SGLang a forest without room for nodes, as each thread
             grows its own.
         entries: the module with the entry points of the backend.
+        watched: where the role emits KV events, what they are made of; else None.
     """
 
     ranks: Ranks
@@ -49,6 +54,7 @@ class State:
     pools: Pools | Forests
     order: np.ndarray | None
     entries: ModuleType
+    watched: Watched | None = None
 
 
 def lower(
@@ -101,6 +107,9 @@ def lower(
     if np.any((workload.input_length == 0) & (limit > 0)):
         # Room for a preempted empty prompt is made by undoing scheduled work: duplicates arise.
         params[layout.SINGLE_COPIES] = role.rank.enable_prefix_caching
+    if role.rank.emit_kv_events:
+        # Every block that an event may name has an identity.
+        params[layout.SINGLE_COPIES] = role.rank.enable_prefix_caching
     paths = _paths(workload, role.rank, longest, order, placed, workers * role.dp_size)
     params[layout.BLOCKS_PER_NODE] = paths.blocks_per_node[0]
     ranks = _ranks(workers * role.dp_size, params, factors)
@@ -112,7 +121,9 @@ def lower(
         requests.time[layout.ARRIVAL] = arrivals
     if role.backend == "sglang":
         state = _sglang_state(ranks, _workers(workers), requests, paths, order, not coupled)
-        return _with_forecast(state, paths) if eviction == "belady" else state
+        if eviction == "belady":
+            state = _with_forecast(state, paths)
+        return _watched_sglang(state, paths, role) if role.rank.emit_kv_events else state
     if role.rank.enable_prefix_caching and workload.output_offsets is not None:
         planned = np.diff(workload.output_offsets) > 0
         requests.state[layout.LONER] = _in_order(planned, order)
@@ -137,7 +148,14 @@ def lower(
     copies = _place_copies(ranks, instances)
     prompt_blocks = requests.state[layout.ISL] // params[layout.BLOCK_SIZE]
     pools = _pools(copies, int(rows), contents, prompt_blocks, paths)
-    return State(ranks, _workers(workers), requests, pools, order, aggregated)
+    state = State(ranks, _workers(workers), requests, pools, order, aggregated)
+    if not role.rank.emit_kv_events:
+        return state
+    from vecsim.kernels import aggregated_events
+    from vecsim.kv_events import Watched, words_a_pass
+
+    watched = Watched(requests, int(rows), words_a_pass(instances, ranks, role.dp_size))
+    return dataclasses.replace(state, entries=aggregated_events, watched=watched)
 
 
 def _queue_all(ranks: Ranks, requests: Requests, starts: np.ndarray) -> None:
@@ -183,6 +201,25 @@ def _sglang_state(
         order=np.zeros((4, int(layout.LPM_LIMIT)), np.int64),
     )
     return State(ranks, workers, requests, forest, order, aggregated_sglang)
+
+
+def _watched_sglang(state: State, paths: sharing.Paths, role: Role) -> State:
+    """The state of SGLang ranks whose pages get rows, by which KV events name them."""
+    from vecsim.kernels import aggregated_sglang_belady_events, aggregated_sglang_events
+    from vecsim.kv_events import Watched, words_a_pass
+
+    entries = aggregated_sglang_events
+    if isinstance(state.pools, ForecastForest):
+        entries = aggregated_sglang_belady_events
+    columns = state.requests.state
+    covered = columns[layout.SHARED].copy()
+    named = state.requests._replace(path_rows=np.zeros(len(paths.nodes), np.int32))
+    state.ranks.fields[:, layout.SINGLE_COPIES] = 1
+    instances = np.zeros(len(state.ranks.fields), np.int64)
+    rows = aggregated.prepare(state.ranks, named, paths, instances, np.zeros(0, np.int32))
+    columns[layout.SHARED] = covered
+    watched = Watched(named, int(rows), words_a_pass(instances, state.ranks, role.dp_size))
+    return dataclasses.replace(state, entries=entries, watched=watched)
 
 
 def grown_forest(forest: Forests, ranks: Ranks) -> Forests:
@@ -345,6 +382,7 @@ def _or_unlimited(value: int | None) -> int:
 def _ranks(count: int, params: np.ndarray, factors: np.ndarray) -> Ranks:
     fields = np.zeros((count, layout.RANK_FIELDS), np.int64)
     fields[:, : layout.PARAMS] = params
+    fields[:, layout.SCHEDULER_ID] = np.arange(count)
     fields[:, layout.FREE] = params[layout.NUM_BLOCKS]
     fields[:, layout.NEXT_FINISH] = layout.NEVER
     for head in (

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from vecsim.kv_events import KvEvents
 
 
 @dataclass(frozen=True)
@@ -90,6 +94,7 @@ class Outcome:
         pools: one entry per pool; the aggregated pool is called "agg".
         segments: float64 [SEGMENT_FIELDS, lines] (`vecsim.kernels.layout`), what each rank did in
             each pass or stretch, by rank, then time; None unless asked for.
+        kv_events: KV events of each pool; None unless asked for.
     """
 
     arrival_ms: np.ndarray
@@ -114,3 +119,4 @@ class Outcome:
     gaps: GapDistribution
     pools: tuple[PoolOutcome, ...]
     segments: np.ndarray | None = None
+    kv_events: tuple[KvEvents, ...] | None = None

@@ -36,6 +36,7 @@ def replay(
     threads: int | None = None,
     progress: bool | Progress = False,
     timeline: bool = False,
+    observe: str | None = None,
     warmup_ms: float = 0.0,
     cooldown_ms: float = 0.0,
 ) -> Result:
@@ -49,6 +50,8 @@ def replay(
         progress: True prints a progress line to stderr; a function is called with (requests ended,
             requests) now and then.
         timeline: keep what `Result.timeline` is made of: a line for each pass or stretch of passes.
+        observe: "kv_events" records what every rank's prefix cache stores and removes, for
+            `Result.kv_events`; None = nothing, which costs nothing.
         warmup_ms, cooldown_ms: the metrics leave out requests that arrive less than this after the
             first arrival, or before the last; they are simulated all the same.
 
@@ -68,10 +71,12 @@ def replay(
     ):
         check_timing(name, model)
     check_windows(warmup_ms, cooldown_ms)
+    if observe not in (None, "kv_events"):
+        raise InputError("observe", observe, "kv_events, or nothing")
     payload = load(source)
     validate(payload)
     check_supported(payload)
-    roles = resolve(payload.spec)
+    roles = resolve(payload.spec, emit_kv_events=observe is not None)
     _check_stages(roles, prefill_timing, decode_timing)
     progress = _progress(progress)
     threads = thread_count(threads)
@@ -227,7 +232,7 @@ def _run(
             timing=timing,
             counted=counted,
         )
-        return simulate(state, role, options)
+        return simulate(state, workload, role, options)
 
     outcome = run(None)
     measured = measured_of(outcome.arrival_ms, *windows)

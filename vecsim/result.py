@@ -98,6 +98,7 @@ RESULT_FILES = (
     "report.json",
     "config.json",
     "timeline.parquet",
+    "kv_events.parquet",
 )
 """Every name that `Result.write` may use in its folder."""
 
@@ -200,6 +201,20 @@ class Result:
         """One row per admission, by request and time; columns of `ADMISSIONS_SCHEMA`."""
         return _admissions_frame(self.outcome)
 
+    @cached_property
+    def kv_events(self) -> pl.DataFrame:
+        """One row per block of a KV event, by worker and rank, then in the order of the events;
+        columns of `vecsim.kv_events.KV_EVENTS_SCHEMA`. Needs `replay(..., observe="kv_events")`.
+
+        Raises:
+            InputError: the run observed none.
+        """
+        if self.outcome.kv_events is None:
+            raise InputError("observe", None, '"kv_events", for a result that has them')
+        from vecsim.kv_events import frame_of
+
+        return frame_of(list(self.outcome.kv_events))
+
     def timeline(self, bucket_ms: float | None = None, by: str = "pool") -> pl.DataFrame:
         """Time series of the run, which needs `replay(..., timeline=True)`.
 
@@ -272,7 +287,7 @@ class Result:
         self, folder: str | Path, requests_format: str = "parquet", overwrite: bool = False
     ) -> Path:
         """Write `requests.<format>`, `report.json` and `config.json` into `folder`, and
-        `timeline.parquet` if the run recorded one.
+        `timeline.parquet` and `kv_events.parquet` if the run recorded them.
 
         Files appear whole or not at all: they are written under temporary names and renamed.
 
@@ -297,6 +312,8 @@ class Result:
             "report.json": lambda path: path.write_text(report, encoding="utf-8"),
             "config.json": lambda path: path.write_text(config, encoding="utf-8"),
         }
+        if self.outcome.kv_events is not None:
+            files["kv_events.parquet"] = lambda path: self.kv_events.write_parquet(path)
         if self.outcome.segments is not None:
             files["timeline.parquet"] = lambda path: self.timeline().write_parquet(path)
         replace_files(
