@@ -1,7 +1,7 @@
 """Small random traffic: sessions, growing prompts, graphs, lanes, caps, synthetic load.
 
-`python -m tests.fuzz.traffic --reference PYTHON --seeds A:B [--against slow|vecsim]` compares the
-slow model of sessions (or vecsim, where it replays) with the reference. Same seed, same traffic.
+`python -m tests.fuzz traffic --reference PYTHON --seeds A:B [--against slow|vecsim]` compares
+vecsim (or the slow model of sessions) with the reference. Same seed, same traffic.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import argparse
 import json
 import os
 import random
-import sys
 import tempfile
 import time
 import warnings
@@ -19,7 +18,6 @@ from pathlib import Path
 
 from tests import answers, slow_sessions
 from tests.fuzz import specs
-from tests.fuzz.__main__ import _span
 from tests.fuzz.reference import Reference
 from tests.fuzz.trial import STANDSTILL
 from tests.slow_model import Endless
@@ -55,6 +53,10 @@ class Draw:
         made = specs.make(seed, forced, (*_WITHOUT, "closed_loop", "sla"))
         self.spec = {**made.get("spec", made), "requests": [], "record_per_request": True}
         self.beside = {"tokenization": made["tokenization"]} if "tokenization" in made else {}
+        rank = self.spec["engine"]["rank"]
+        if self.rng.random() < 0.5:
+            # Memory is short, but not for a single request.
+            rank["num_gpu_blocks"] = self.rng.randint(90, 300) // rank["block_size"] + 1
         self.block = self.rng.choice([4, 8, 16, 24])
         self.kind = self.rng.choice(KINDS)
         self.planned = self.rng.choice([0.0, 0.0, 0.3, 1.0])
@@ -323,10 +325,10 @@ def _expected(report: dict, workload: Workload) -> answers.Answer:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.fuzz.traffic", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.fuzz traffic", description=__doc__)
     parser.add_argument("--reference", required=True, help="Python that has the reference")
-    parser.add_argument("--seeds", required=True, help="A:B, B excluded", type=_span)
-    parser.add_argument("--against", choices=("vecsim", "slow"), default="slow")
+    parser.add_argument("--seeds", required=True, help="A:B, B excluded", type=specs.span)
+    parser.add_argument("--against", choices=("vecsim", "slow"), default="vecsim")
     options = parser.parse_args(argv)
     warnings.simplefilter("ignore")
     began = time.monotonic()
@@ -350,7 +352,3 @@ def main(argv: list[str] | None = None) -> int:
     for seed, lines in list(failed.items())[:10]:
         print(f"seed {seed}:", *lines[:6], sep="\n    ")
     return 1 if failed else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
