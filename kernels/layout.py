@@ -164,10 +164,11 @@ PARAMS = 30
 RANK_FIELDS = PARAMS + 39
 
 # --- state of a worker: int64 [workers, WORKER_STATE], float64 [workers, WORKER_TIME] ------------
-PENDING, PENDING_PASSES, STEP, PASSES, TERMINALS, FRUITLESS, PREFILL_LEFT = (
-    np.int64(k) for k in range(7)
+PENDING, PENDING_PASSES, STEP, PASSES, TERMINALS, FRUITLESS, PREFILL_LEFT, LAST_ENDED = (
+    np.int64(k) for k in range(8)
 )
-"""PREFILL_LEFT: passes for which prefills are put off (prefill_decode_interval)."""
+"""PREFILL_LEFT: passes for which prefills are put off (prefill_decode_interval). LAST_ENDED: the
+request that ended last; its NEXT is the one before."""
 WORKER_STATE = 8
 NO_PASS, ONE_PASS, STRETCH = (np.int64(k) for k in range(3))
 
@@ -203,7 +204,7 @@ WORKER_TIME = 16
     COMPUTED,  # tokens computed; inside the front: when it joined
     GENERATED,  # tokens produced; inside the front: minus the rank's tick
     FINISH,  # inside the front: tick at which it finishes
-    NEXT,  # next in the waiting queue, the preempted list or the rejected list
+    NEXT,  # next in the waiting queue, the preempted, the rejected or the ended list
     FRESH,  # never preempted
     HITS,  # leading blocks that were found in the index at admission
     OWN_TAIL,  # last copy that it published
@@ -222,8 +223,9 @@ WORKER_TIME = 16
     TREE_NODE,  # radix node that it locks, with the whole path above
     CACHED_PAGES,  # depth of that node: pages of its own path that are in the tree
     REQUEUED,  # gave its pages back once so that another request could go on
-) = (np.int64(k) for k in range(29))
-REQUEST_STATE = 29
+    FAMILY,  # itself; where prompts grow from turn to turn, the first turn of its session
+) = (np.int64(k) for k in range(30))
+REQUEST_STATE = 30
 
 RELEASED, ARRIVAL, FIRST_ADMIT, FIRST_TOKEN, SECOND_TOKEN, LAST_TOKEN, TERMINAL = (
     np.int64(k) for k in range(7)

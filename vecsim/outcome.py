@@ -79,6 +79,7 @@ class Outcome:
         arrival_ms: recorded arrival (release time in a closed loop); NaN if it never arrived.
         tokenized_ms: end of tokenization; None without a tokenization stage.
         first_admit_ms, first_token_ms, second_token_ms, last_token_ms, terminal_ms: float64 [n].
+        input_length: int32 [n], prompt tokens; where prompts grow, with the conversation before.
         output_length: int32 [n], tokens produced.
         reused_input_tokens: int32 [n], largest prefix reuse over the admissions (tokens).
         first_reused_input_tokens: int32 [n], prefix reuse of the first admission (tokens).
@@ -104,6 +105,7 @@ class Outcome:
     second_token_ms: np.ndarray
     last_token_ms: np.ndarray
     terminal_ms: np.ndarray
+    input_length: np.ndarray
     output_length: np.ndarray
     reused_input_tokens: np.ndarray
     first_reused_input_tokens: np.ndarray

@@ -11,7 +11,7 @@ import numpy as np
 
 from vecsim.columns import positive_int
 from vecsim.descriptors import Payload, Tokenization
-from vecsim.errors import InputError, NotSupportedYetError
+from vecsim.errors import InputError
 from vecsim.kernels import layout
 from vecsim.lower import lower
 from vecsim.measuring import Measured, check_windows, measured_of
@@ -84,7 +84,7 @@ def replay(
         workload = authored_workload(payload)
     else:
         workload = _checked_workload(workload, roles[0], payload)
-    _check_waits(workload)
+    _check_waits(payload, workload, roles[0])
     _check_services(payload.tokenization, workload)
     outcome, measured = _run(
         payload,
@@ -165,12 +165,22 @@ def _check_services(tokenization: Tokenization | None, workload: Workload) -> No
         raise InputError(f"tokenization.{name}", value, expected)
 
 
-def _check_waits(workload: Workload) -> None:
-    """Refuse requests that wait for others: the clock does not know them yet."""
-    if workload.dependencies is not None:
-        raise NotSupportedYetError("workload.dependencies", "graphs of requests")
-    if workload.sessions is not None:
-        raise NotSupportedYetError("workload.sessions", "sessions of several turns")
+def _check_waits(payload: Payload, workload: Workload, role: Role) -> None:
+    """Refuse what cannot go with requests that wait for others (reference: configuration)."""
+    graph = workload.dependencies is not None
+    if workload.sessions is None and not graph:
+        return
+    if role.rank.emit_kv_events:
+        raise NotSupportedYetError("observe", "kv_events of requests that wait for others")
+    spec = payload.spec
+    if spec.engine.kv_eviction_policy == "belady":
+        expected = "lru: belady looks ahead, and these requests arrive when others have ended"
+        raise InputError("engine.kv_eviction_policy", "belady", expected)
+    if graph and payload.traffic is not None and role.backend == "trtllm":
+        raise InputError(f"{role.path}.rank.backend", "trtllm", "vllm or sglang for agents")
+    if graph and payload.traffic is None and spec.max_in_flight is not None:
+        expected = "none: requests of a graph come when those they wait for allow it"
+        raise InputError("max_in_flight", spec.max_in_flight, expected)
 
 
 def thread_count(threads: int | None) -> int:
@@ -214,12 +224,21 @@ def _run(
         tokenization = None
     belady = spec.engine.kv_eviction_policy == "belady"
     workers = spec.topology.workers.initial_workers
+    waits = workload.sessions is not None or workload.dependencies is not None
     # Belady's forecast is shared by all workers, and counts requests as they come to the fleet.
-    coupled = max_in_flight is not None or (belady and (workers > 1 or tokenization is not None))
+    forecasts = belady and (workers > 1 or tokenization is not None)
+    coupled = waits or max_in_flight is not None or forecasts
     horizon = np.inf if spec.max_sim_time_ms is None else spec.max_sim_time_ms
     options = RunOptions(max_in_flight, coupled, tokenization, horizon, threads, progress, timeline)
 
     def run(counted: np.ndarray | None) -> Outcome:
+        if waits:
+            from vecsim.waiting import lower_waiting
+
+            state = lower_waiting(
+                role, workload, workers, session_cap=max_in_flight, timing=timing, counted=counted
+            )
+            return simulate(state, workload, role, options)
         state = lower(
             role,
             workload,

@@ -177,7 +177,8 @@ def _advance(state: State, options: RunOptions, lane: _Lane) -> bool:
     """Run until the lane pauses or is done. Returns whether it is done."""
     entries = state.entries
     run = entries.run_coupled if options.coupled else entries.run_independent
-    code = run(state.ranks, state.workers, state.requests, lane.pools, lane.scratch, lane.clock)
+    room = (state.ranks, state.workers, state.requests, lane.pools, lane.scratch, lane.clock)
+    code = run(*room, *state.waiting)
     if code == layout.LOG_FULL:
         lane.scratch = _with_longer_logs(state, lane.scratch)
     elif code == layout.FOREST_FULL:
@@ -292,6 +293,7 @@ def _outcome(state: State, role: Role, options: RunOptions, lanes: list[_Lane]) 
         second_token_ms=in_workload_order(times[layout.SECOND_TOKEN]),
         last_token_ms=in_workload_order(times[layout.LAST_TOKEN]),
         terminal_ms=in_workload_order(times[layout.TERMINAL]),
+        input_length=in_workload_order(columns[layout.ISL]),
         output_length=in_workload_order(columns[layout.GENERATED]),
         reused_input_tokens=in_workload_order(columns[layout.REUSED]),
         first_reused_input_tokens=in_workload_order(columns[layout.FIRST_REUSED]),

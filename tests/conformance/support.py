@@ -24,6 +24,7 @@ FOLDER = Path(__file__).parent / "cases"
 TRACES = os.environ.get("VECSIM_TRACES")
 
 BUILT = {
+    "agentic",
     "applied_compute",
     "belady",
     "closed_loop",
@@ -32,6 +33,7 @@ BUILT = {
     "mooncake",
     "mooncake_delta",
     "poisson",
+    "sessions",
     "sla",
     "speedup",
     "synthetic",
@@ -44,7 +46,6 @@ BUILT = {
 # The field that the answer names (a part of its path) while a feature is not built, and the value
 # that `vecsim.validation` will list as built once it is; None: when its row is gone.
 FIELDS = {
-    "agentic": ("workload.dependencies", None),
     "disaggregated": ("topology", DisaggregatedTopology),
     "encoder": ("encoder", None),
     "external_timing": ("rank.timing_model", ExternalTiming),
@@ -57,7 +58,6 @@ FIELDS = {
     "kvcr": ("rank.native_host_offload", None),
     "mtp": ("rank.aic_nextn", None),
     "scaling": ("adapters.scaling.provider", "planner"),
-    "sessions": ("workload.sessions", None),
     "sglang": ("rank.backend", "sglang"),
     "state_cache": ("rank.state_cache", None),
     "trtllm": ("rank.backend", "trtllm"),
@@ -86,10 +86,10 @@ def unbuilt(case: Case) -> list[str]:
 
 
 def _is_built(feature: str) -> bool:
-    field, value = FIELDS.get(feature, ("workload", None))
+    if feature not in FIELDS:
+        return False
+    field, value = FIELDS[feature]
     tables = {**_BUILT_SPEC, **_BUILT_PAYLOAD, **{f"rank.{k}": v for k, v in _BUILT_RANK.items()}}
-    if field.startswith("workload"):
-        return False  # refused when the workload is known, not from a table
     return field not in tables or (value is not None and value in tables[field])
 
 

@@ -306,6 +306,12 @@ class Draw:
             first["arrival_time_ms"] = -1.0
 
 
+def span(text: str) -> range:
+    """Seeds "A:B", B excluded."""
+    start, _, stop = text.partition(":")
+    return range(int(start), int(stop))
+
+
 def make(seed: int, features: tuple[str, ...] = (), without: tuple[str, ...] = ()) -> dict:
     """The spec of a seed: a bare spec or `{"spec", "tokenization"}`.
 
