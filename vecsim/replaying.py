@@ -11,7 +11,7 @@ import numpy as np
 
 from vecsim.columns import positive_int
 from vecsim.descriptors import Payload, Tokenization
-from vecsim.errors import InputError
+from vecsim.errors import InputError, NotSupportedYetError
 from vecsim.kernels import layout
 from vecsim.lower import lower
 from vecsim.measuring import Measured, check_windows, measured_of
