@@ -284,7 +284,7 @@ def _vllm_rooms(
         nodes=np.zeros((layout.NODE_FIELDS, copies + n), np.int32),
         index=np.empty((layout.INDEX_FIELDS, rows), np.int32),
         forecast=np.zeros((layout.FORECAST_FIELDS, 0), np.int32),
-        users=np.zeros(0, np.int32),
+        users=np.zeros((2, 0), np.int32),
     )
     return requests, pools, seats
 
