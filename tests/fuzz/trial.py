@@ -72,6 +72,8 @@ def _outcomes(slow: SlowOutcome) -> set[str]:
         met.add("standstill")
     if slow.evictions:
         met.add("evicted")
+    if met & {"preempted", "evicted"}:
+        met.add("preempted or evicted")
     if "length" in slow.reason:
         met.add("length")
     return met
