@@ -144,6 +144,7 @@ PARAMS = 30
     PREEMPTED_ANY,
     REJECTED_HEAD,  # requests rejected in the pass in flight
     SETTLED,  # standstills settled when the pass in flight began
+    STRAINED,  # passes that preempted somebody since one last let a request go on (vLLM)
     PREFILLS,  # requests with prompt tokens in the pass in flight
     PREFILL_ISL,  # sum of prompt positions they reach
     PREFILL_PREFIX,  # sum of prompt positions they start from
@@ -160,8 +161,8 @@ PARAMS = 30
     LAGGING,  # some front member got its last token before the last pass end
     TREE_CLOCK,  # tree operations so far
     UNSORTED,  # tree or queue changed since the queue was last sorted
-) = (np.int64(PARAMS + k) for k in range(39))
-RANK_FIELDS = PARAMS + 39
+) = (np.int64(PARAMS + k) for k in range(40))
+RANK_FIELDS = PARAMS + 40
 
 # --- state of a worker: int64 [workers, WORKER_STATE], float64 [workers, WORKER_TIME] ------------
 PENDING, PENDING_PASSES, STEP, PASSES, TERMINALS, FRUITLESS, PREFILL_LEFT, LAST_ENDED = (
