@@ -58,9 +58,8 @@ class WaitingFleet(Fleet):
             "input_token_ids": tokens,
             "dp_rank": None if w.dp_rank[row] < 0 else int(w.dp_rank[row]),
         }
-        if self.pages:
-            return slow_sglang.Request(row, authored, self.block_size)
-        return Request(row, authored, self.block_size, self.names)
+        kind = slow_sglang.Request if self.pages else Request
+        return kind(row, authored, self.block_size, self.names)
 
     def run(self) -> None:
         self._drain()
