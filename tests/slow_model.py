@@ -242,7 +242,8 @@ class SlowOutcome:
     Undefined is None. `admissions` and `token_ms` hold everything of each request, `gaps` all
     inter-token gaps (ms) of the completed ones, `preemptions` one count per rank, `passes` one per
     worker. `settled` counts the requests that the reference would have stood still on, `evictions`
-    the pages that SGLang ranks evicted.
+    the pages that SGLang ranks evicted. Of a prefill/decode run, `handoffs` has one dict of further
+    fields per request, and the last two are (prefill, decode).
     """
 
     arrival_ms: list[float | None]
@@ -269,6 +270,9 @@ class SlowOutcome:
     passes: list[int]
     settled: int
     evictions: int
+    handoffs: list[dict] | None = None
+    worker_seconds: tuple[float, float] | None = None
+    gpus_per_worker: tuple[int, int] | None = None
 
 
 def simulate(payload: dict) -> SlowOutcome:

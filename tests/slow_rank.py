@@ -380,7 +380,9 @@ class Rank:
 
     def _schedule_waiting(self, p: Pass, defer: bool, now: float) -> None:
         while not p.preempted and len(self.running) < self.max_seqs and self.waiting:
-            q = self.waiting[0]
+            q = self.head()
+            if q is None:
+                break
             reason = self._rejection(q)
             if reason:
                 self._drop_head(q, "rejected", reason)
@@ -388,12 +390,20 @@ class Rank:
                 continue
             before = p.budget
             if not self._admit(q, p, defer, now):
-                if self.running or p.rejected:
+                if self.running or p.rejected or self.may_still_start(q):
                     break
                 self.settle_head(p)
                 continue
             if before == 0:
                 break
+
+    def head(self) -> Request | None:
+        """The waiting request that is looked at next."""
+        return self.waiting[0]
+
+    def may_still_start(self, q: Request) -> bool:
+        """Whether something but a running request may let the refused head in."""
+        return False
 
     def _rejection(self, q: Request) -> str | None:
         if self.max_model_len is not None and q.isl >= self.max_model_len:
@@ -424,7 +434,7 @@ class Rank:
         return True
 
     def _drop_head(self, q: Request, status: str, reason: str) -> None:
-        self.waiting.pop(0)
+        self.waiting.remove(q)
         q.verdict = (status, reason)
         if self.pool.forecast:
             self.pool.forecast.retire(q)
