@@ -320,7 +320,7 @@ class Fleet:
             if k in flight:
                 self._apply(flight[k], decode)
             self._lifecycle(retried[k])
-        if not w.has_work():
+        if all(r.is_drained() for r in w.ranks):
             w.step = 0
         return any(r is not None for r in retried)
 

@@ -18,6 +18,9 @@ class Source:
         super().__init__(config, dp_size, None)
         self.held: list[Request] = []
 
+    def is_drained(self) -> bool:
+        return not (self.has_work() or self.held)
+
     def _decode_ms(self, context: int) -> float:
         return 0.0
 
@@ -67,8 +70,14 @@ class Destination:
         self.orders = 0
         self.generation = 0  # counts what may have made room; a refused head waits for the next one
 
+    def is_drained(self) -> bool:
+        return not (self.has_work() or self.pending or self.reserved)
+
     def _prefill_ms(self, batch: int, mean_isl: int, mean_prefix: int) -> float:
         return 0.0
+
+    def _decodes(self, q: Request, p: Pass) -> bool:
+        return True
 
     def refusal(self, q: Request) -> str | None:
         """Why a destination can never be reserved."""

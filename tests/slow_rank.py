@@ -466,7 +466,7 @@ class Rank:
         p.emitted = [q for q in ready if self._left(q) > 0]
         for q in p.completed:
             self._finish(q)
-        decodes = [q for q in p.emitted if q.generated or p.work.get(q.index, (0, 0))[1] == 0]
+        decodes = [q for q in p.emitted if self._decodes(q, p)]
         if decodes:
             context = sum(q.length() for q in decodes)
             end += duration_ms(self._decode_ms(context), self.decode_ratio)
@@ -476,6 +476,10 @@ class Rank:
                 p.completed.append(q)
                 self._finish(q)
         p.end_ms = end
+
+    def _decodes(self, q: Request, p: Pass) -> bool:
+        """Whether the token that `q` emits costs a decode step."""
+        return q.generated > 0 or p.work.get(q.index, (0, 0))[1] == 0
 
     def _finish(self, q: Request) -> None:
         self.running.remove(q)
