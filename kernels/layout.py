@@ -114,8 +114,10 @@ NONE = np.int64(-1)
     PREFILL_DECODE_INTERVAL,
     ROOT,  # root of the rank's radix tree
     TREE_ROOM,  # tree nodes that one pass may need
-) = (np.int64(k) for k in range(29))
-PARAMS = 29
+    ROLE,
+) = (np.int64(k) for k in range(30))
+PARAMS = 30
+AGGREGATED, SOURCE, DESTINATION = (np.int64(k) for k in range(3))
 
 # ... then state.
 (
@@ -160,8 +162,18 @@ PARAMS = 29
     LAGGING,  # some front member got its last token before the last pass end
     TREE_CLOCK,  # tree operations so far
     UNSORTED,  # tree or queue changed since the queue was last sorted
-) = (np.int64(PARAMS + k) for k in range(40))
-RANK_FIELDS = PARAMS + 40
+    # Prefill/decode handoff only:
+    HELD,  # a source: requests whose prompt is done and whose blocks are kept for the transfer
+    DONE_HEAD,  # ... those that the pass just closed added, in order
+    DONE_TAIL,
+    REJECTED_TOLD,  # ... and those that it rejects (REJECTED_HEAD, kept beyond the pass)
+    PROMISED,  # a destination: requests with reserved blocks that are not activated yet
+    ACTIVATED,  # ... activated requests that wait and were never preempted
+    CAPACITY_VERSION,  # ... how often it may have become easier to reserve
+    REFUSED_VERSION,  # ... the version at which the first pending request was refused; NONE: not
+    EFFECT,  # the pass in flight schedules, admits, preempts, rejects or settles somebody
+) = (np.int64(PARAMS + k) for k in range(49))
+RANK_FIELDS = PARAMS + 49
 
 # --- state of a worker: int64 [workers, WORKER_STATE], float64 [workers, WORKER_TIME] ------------
 PENDING, PENDING_PASSES, STEP, PASSES, TERMINALS, FRUITLESS, PREFILL_LEFT = (
@@ -222,8 +234,10 @@ WORKER_TIME = 16
     TREE_NODE,  # radix node that it locks, with the whole path above
     CACHED_PAGES,  # depth of that node: pages of its own path that are in the tree
     REQUEUED,  # gave its pages back once so that another request could go on
-) = (np.int64(k) for k in range(29))
-REQUEST_STATE = 29
+    # A destination only:
+    ORDER,  # when its blocks were asked for, among all requests
+) = (np.int64(k) for k in range(30))
+REQUEST_STATE = 30
 
 RELEASED, ARRIVAL, FIRST_ADMIT, FIRST_TOKEN, SECOND_TOKEN, LAST_TOKEN, TERMINAL = (
     np.int64(k) for k in range(7)

@@ -24,7 +24,6 @@ from vecsim.kernels.blockpool import (
     blocks_of,
     find_prefix,
     publish,
-    reference_prefix,
     release,
     take_blocks,
 )
@@ -35,35 +34,26 @@ from vecsim.kernels.layout import (
     BUDGET,
     CAPACITY_BOUND,
     CHUNKED_PREFILL,
-    COMMITTED_PREFILL,
     COMPLETED,
     COMPUTED,
     COUNTED,
-    EVICT_BELADY,
-    EVICTION_POLICY,
-    FAILED,
     FINISH,
     FREE,
     FRESH,
     FRONT,
     FRONT_CONTEXT,
     FRONT_COUNTED,
-    FRONT_JOINED,
     GENERATED,
     GROWTH_OFFSET,
     IDLE,
     ISL,
     KEEPS_WHOLE_HIT,
-    KV_CAPACITY_EXHAUSTED,
     LAST_TOKEN,
     LIMIT,
-    LONER,
     MAX_MODEL_LEN,
-    MAX_NUM_SEQS,
     NEVER,
     NEXT,
     NEXT_FINISH,
-    NO_PROGRESS,
     NONE,
     NUM_BLOCKS,
     PASS_PREFIX,
@@ -81,25 +71,18 @@ from vecsim.kernels.layout import (
     PREFILLS,
     PROMPT_EXCEEDS_KV_CAPACITY,
     PROMPT_EXCEEDS_MAX_MODEL_LEN,
-    PROMPT_EXCEEDS_TOKEN_BUDGET,
     QUEUE_HEAD,
-    REASON,
-    REJECTED,
-    REJECTED_HEAD,
     RESERVED,
     RESERVES_OUTPUT,
     RETIRED,
     RUN_OFFSET,
     RUNNING,
-    SETTLED,
     STATUS,
     TERMINAL,
     TERMINALS,
     TICK,
     TOKEN_BUDGET,
 )
-from vecsim.kernels.observe import count_gap
-from vecsim.kernels.records import emit_token, end_rejected, log_admission, mark_second_tokens
 from vecsim.kernels.timing import decode_ms, prefill_ms
 
 
@@ -116,14 +99,12 @@ def queue_head(requests, s, now):
 
 
 @inner
-def drop_head(requests, s):
-    """Take the head off the waiting queue."""
-    q = s[PREEMPTED_HEAD]
-    if q >= 0:
+def drop_head(requests, s, q):
+    """Take `q`, the head, off the waiting queue."""
+    if s[PREEMPTED_HEAD] >= 0:
         s[PREEMPTED_HEAD] = requests.state[NEXT, q]
         s[PREEMPTED_COUNT] -= 1
     else:
-        q = s[QUEUE_HEAD]
         s[QUEUE_HEAD] = requests.state[NEXT, q]
 
 
@@ -429,73 +410,6 @@ def tokens_to_admit(requests, s, q, known, cached):
 
 
 @inner
-def settle_standstill(requests, pools, w, s, q, now):
-    """End a queue head that can never be admitted although nothing runs on its rank."""
-    state = requests.state
-    produced = np.int64(state[GENERATED, q])
-    status = FAILED if produced > 0 else REJECTED
-    reason = NO_PROGRESS
-    if blocks_of(np.int64(state[ISL, q]) + produced, s[BLOCK_SIZE]) > s[NUM_BLOCKS]:
-        reason = KV_CAPACITY_EXHAUSTED if produced > 0 else PROMPT_EXCEEDS_KV_CAPACITY
-    elif s[CHUNKED_PREFILL] == 0 and state[ISL, q] > s[TOKEN_BUDGET]:
-        reason = PROMPT_EXCEEDS_TOKEN_BUDGET
-    state[STATUS, q] = status
-    state[REASON, q] = reason
-    requests.time[TERMINAL, q] = now
-    if s[EVICTION_POLICY] == EVICT_BELADY:
-        state[RETIRED, q] = 1
-    drop_head(requests, s)
-    s[SETTLED] += 1
-    w[TERMINALS] += 1
-
-
-@inner
-def admit_waiting(requests, pools, scratch, w, s, lists, now, defer):
-    """Phase 2 of a pass: admit from the head of the queue, strictly in order."""
-    state = requests.state
-    while s[PREEMPTED_ANY] == 0 and s[RUNNING] < s[MAX_NUM_SEQS]:
-        q = queue_head(requests, s, now)
-        if q < 0:
-            return
-        reason = rejection(requests, s, q)
-        if reason > 0:
-            drop_head(requests, s)
-            state[REASON, q] = reason
-            state[NEXT, q] = s[REJECTED_HEAD]
-            s[REJECTED_HEAD] = q
-            if s[EVICTION_POLICY] == EVICT_BELADY:
-                state[RETIRED, q] = 1
-            continue
-        known = np.int64(state[ISL, q]) + state[GENERATED, q]
-        hits, active = reusable_blocks(requests, pools, s, q, known)
-        cached = hits * s[BLOCK_SIZE]
-        tokens = NONE
-        if passes_the_gate(requests, s, q, hits, active, defer):
-            tokens = tokens_to_admit(requests, s, q, known, cached)
-        if tokens < 0:
-            if s[RUNNING] > 0 or s[REJECTED_HEAD] >= 0:
-                return
-            settle_standstill(requests, pools, w, s, q, now)
-            continue
-        drop_head(requests, s)
-        reference_prefix(requests, pools, s, q, hits)
-        need = blocks_of(cached + tokens, s[BLOCK_SIZE]) - hits
-        if requests.state[ISL, q] == 0:
-            make_room(requests, pools, s, lists, need, now)
-        take_blocks(requests, pools, s, need)
-        lists[s[RUN_OFFSET] + s[RUNNING]] = q
-        s[RUNNING] += 1
-        log_admission(requests, scratch, q, now, cached)
-        state[COMPUTED, q] = cached
-        if s[RESERVES_OUTPUT] != 0:
-            s[RESERVED] += footprint(requests, s, q) - blocks_of(cached + tokens, s[BLOCK_SIZE])
-        no_budget = s[BUDGET] == 0
-        compute(requests, pools, s, q, tokens)
-        if no_budget:
-            return
-
-
-@inner
 def retire_running(requests, s, lists):
     """Belady's forecast: the requests admitted by now are no future use any more."""
     for i in range(s[RUNNING]):
@@ -513,28 +427,6 @@ def is_deferring(requests, s, lists, step):
     for i in range(s[RUNNING]):
         built_ones += np.int64(built(requests, np.int64(lists[s[RUN_OFFSET] + i])))
     return built_ones > 0
-
-
-@inner
-def schedule(requests, pools, scratch, w, s, lists, now, defer):
-    """Step 1 of a pass: decide what every running and waiting request computes."""
-    if s[RUNNING] == 0:
-        # Ticks are kept in 32 bits; without a front nothing counts from them.
-        s[TICK] = 0
-    s[BUDGET] = s[TOKEN_BUDGET]
-    s[PREEMPTED_ANY] = 0
-    s[SETTLED] = 0
-    s[REJECTED_HEAD] = NONE
-    s[PREFILLS] = 0
-    s[PREFILL_ISL] = 0
-    s[PREFILL_PREFIX] = 0
-    s[PREFILL_TOKENS] = 0
-    schedule_running(requests, pools, s, lists, now, defer)
-    admit_waiting(requests, pools, scratch, w, s, lists, now, defer)
-    if s[EVICTION_POLICY] == EVICT_BELADY:
-        retire_running(requests, s, lists)
-    if not defer and s[PREEMPTED_ANY] == 0:
-        s[CAPACITY_BOUND] = np.int64(queue_head(requests, s, now) >= 0)
 
 
 # --- work summary and price -----------------------------------------------------------------------
@@ -587,71 +479,6 @@ def finish(requests, pools, w, s, q, end):
 
 
 @inner
-def finish_without_output(requests, pools, w, s, lists, end):
-    """Complete the ready requests that have nothing to produce; they leave before all others."""
-    start = s[RUN_OFFSET]
-    kept = s[FRONT]
-    for i in range(s[FRONT], s[RUNNING]):
-        q = np.int64(lists[start + i])
-        if requests.state[LIMIT, q] == 0 and is_ready(requests, q):
-            requests.state[PASS_TOKENS, q] = 0
-            requests.state[PASS_PROMPT, q] = 0
-            finish(requests, pools, w, s, q, end)
-        else:
-            lists[start + kept] = q
-            kept += 1
-    s[RUNNING] = kept
-
-
-@inner
-def finish_front(requests, pools, w, s, lists, end):
-    """Complete the front members whose last token came at `end`."""
-    start = s[RUN_OFFSET]
-    kept = np.int64(0)
-    next_finish = NEVER
-    for i in range(s[FRONT]):
-        q = np.int64(lists[start + i])
-        if requests.state[FINISH, q] <= s[TICK]:
-            leave_front(requests, pools, s, lists, q)
-            requests.time[LAST_TOKEN, q] = end
-            finish(requests, pools, w, s, q, end)
-        else:
-            next_finish = min(next_finish, np.int64(requests.state[FINISH, q]))
-            lists[start + kept] = q
-            kept += 1
-    gone = s[FRONT] - kept
-    s[FRONT] = kept
-    s[NEXT_FINISH] = next_finish
-    if gone > 0:
-        for i in range(kept + gone, s[RUNNING]):
-            lists[start + i - gone] = lists[start + i]
-        s[RUNNING] -= gone
-
-
-@inner
-def emit_explicit(requests, pools, times, scratch, w, s, lists, end):
-    """Tokens of the explicit requests, in order; who has more to produce joins the front."""
-    state = requests.state
-    start = s[RUN_OFFSET]
-    kept = s[FRONT]
-    for i in range(s[FRONT], s[RUNNING]):
-        q = np.int64(lists[start + i])
-        state[PASS_TOKENS, q] = 0
-        state[PASS_PROMPT, q] = 0
-        emitted = is_ready(requests, q)
-        if emitted:
-            emit_token(requests, times, scratch, q, end)
-            if state[GENERATED, q] == state[LIMIT, q]:
-                finish(requests, pools, w, s, q, end)
-                continue
-        lists[start + kept] = q
-        kept += 1
-        if emitted and kept == s[FRONT] + 1 and state[LONER, q] == 0:
-            join_front(requests, s, lists, q)
-    s[RUNNING] = kept
-
-
-@inner
 def tokens_to_emit(requests, s, lists):
     """Tokens that the pass in flight emits at its end."""
     tokens = s[FRONT]
@@ -666,22 +493,3 @@ def advance_front(s, passes):
     """`passes` passes went by for every front member."""
     s[TICK] += passes
     s[FRONT_CONTEXT] += passes * s[FRONT]
-
-
-@inner
-def apply(requests, pools, times, scratch, w, s, lists, start, end):
-    """Step 4 of a pass: tokens, completions, rejections at its end. Returns held blocks x ms."""
-    if s[FRONT] > 0:
-        count_gap(times, scratch, end - start, s[FRONT_COUNTED])
-        mark_second_tokens(requests, s, lists, end)
-    held = np.float64(s[NUM_BLOCKS] - s[FREE] - s[IDLE]) * (end - start)
-    advance_front(s, np.int64(1))
-    if s[RUNNING] > s[FRONT]:
-        finish_without_output(requests, pools, w, s, lists, end)
-    if s[TICK] >= s[NEXT_FINISH]:
-        finish_front(requests, pools, w, s, lists, end)
-    s[FRONT_JOINED] = s[FRONT]
-    emit_explicit(requests, pools, times, scratch, w, s, lists, end)
-    end_rejected(requests, w, s, end)
-    s[COMMITTED_PREFILL] += s[PREFILL_TOKENS]
-    return held

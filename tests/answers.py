@@ -182,9 +182,7 @@ def _slow_report(spec: dict, o: SlowOutcome, requests: list[Record]) -> dict:
     seconds = max(duration / 1000, 1e-9)
     inputs = sum(r["input_length"] for r in done)
     outputs = sum(r["output_length"] for r in done)
-    reused = sum(
-        max(r["reused_input_tokens"], r["decode_reused_input_tokens"] or 0) for r in done
-    )
+    reused = sum(max(r["reused_input_tokens"], r["decode_reused_input_tokens"] or 0) for r in done)
     first = sum(r["first_admission_reused_input_tokens"] for r in done)
     spans = {
         name: [r[name] for r in done if r[name] is not None]

@@ -285,9 +285,7 @@ class Fleet:
 
     def _start(self, pool: Pool, w: Worker) -> bool:
         """Starts a pass; whether it has an effect."""
-        w.flight = [
-            (k, r.start(self.now, w.step)) for k, r in enumerate(w.ranks) if r.has_work()
-        ]
+        w.flight = [(k, r.start(self.now, w.step)) for k, r in enumerate(w.ranks) if r.has_work()]
         w.end_ms = max(p.end_ms for _, p in w.flight)
         effect = any(
             p.work or p.emitted or p.completed or p.rejected or p.settled or p.preempted

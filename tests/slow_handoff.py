@@ -39,7 +39,7 @@ class Source:
         return bool(self.held) and not self._fits(q)
 
     def _fits(self, q: Request) -> bool:
-        cached, active = self._lookup(q)
+        active = self._lookup(q)[1]
         return self.footprint(q) - active // self.block_size <= self.room()
 
 

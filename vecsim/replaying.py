@@ -78,14 +78,14 @@ def replay(
     if workload is None:
         workload = authored_workload(payload)
     else:
-        workload = _checked_workload(workload, roles[0], payload)
+        workload = _checked_workload(workload, roles, payload)
     _check_waits(workload)
     _check_services(payload.tokenization, workload)
     outcome, measured = _run(
         payload,
         workload,
-        roles[0],
-        timing,
+        roles,
+        (timing, prefill_timing, decode_timing),
         threads,
         progress,
         timeline,
@@ -120,7 +120,7 @@ def _check_stages(
             raise InputError(name, model, "none: the pool is aggregated; use timing")
 
 
-def _checked_workload(workload: Workload, role: Role, payload: Payload) -> Workload:
+def _checked_workload(workload: Workload, roles: tuple[Role, ...], payload: Payload) -> Workload:
     """The workload with its columns in order, after what the descriptor's own checks would have
     said of these requests."""
     if not isinstance(workload, Workload):
@@ -129,22 +129,33 @@ def _checked_workload(workload: Workload, role: Role, payload: Payload) -> Workl
         workload = workload.checked()
     except InputError as error:
         raise InputError(f"workload.{error.where}", error.value, error.expected) from None
-    too_high = np.flatnonzero(workload.dp_rank >= role.dp_size)
-    if too_high.size:
-        row = int(too_high[0])
-        expected = f"a rank below engine.dp_size = {role.dp_size}"
-        raise InputError(f"workload.dp_rank[{row}]", int(workload.dp_rank[row]), expected)
-    pinned = np.flatnonzero(workload.prefill_dp_rank >= 0)
-    if pinned.size:
-        row = int(pinned[0])
-        value = int(workload.prefill_dp_rank[row])
-        raise InputError(f"workload.prefill_dp_rank[{row}]", value, "none: the pool is aggregated")
+    _check_pins(workload, roles)
     belady = payload.spec.engine.kv_eviction_policy == "belady"
     if belady and len(workload) and workload.block_offsets is None:
         raise InputError(
             "workload", "lengths only", "token or hash ids: belady looks them up ahead"
         )
     return workload
+
+
+def _check_pins(workload: Workload, roles: tuple[Role, ...]) -> None:
+    """Refuse pins to ranks that a role does not have."""
+    for role in roles:
+        pins, name = workload.dp_rank, "dp_rank"
+        if role.stage == "prefill":
+            own = workload.prefill_dp_rank
+            pins = np.where(own < 0, workload.dp_rank, own)
+            name = "prefill_dp_rank (or dp_rank)"
+        too_high = np.flatnonzero(pins >= role.dp_size)
+        if too_high.size:
+            row = int(too_high[0])
+            expected = f"a rank below {role.path}.dp_size = {role.dp_size}"
+            raise InputError(f"workload.{name}[{row}]", int(pins[row]), expected)
+    pinned = np.flatnonzero(workload.prefill_dp_rank >= 0)
+    if pinned.size and roles[0].stage == "aggregated":
+        row = int(pinned[0])
+        value = int(workload.prefill_dp_rank[row])
+        raise InputError(f"workload.prefill_dp_rank[{row}]", value, "none: the pool is aggregated")
 
 
 def _check_services(tokenization: Tokenization | None, workload: Workload) -> None:
@@ -191,8 +202,8 @@ def _progress(progress: bool | Progress) -> Progress | None:
 def _run(
     payload: Payload,
     workload: Workload,
-    role: Role,
-    timing: CompiledTiming | None,
+    roles: tuple[Role, ...],
+    timings: tuple[CompiledTiming | None, CompiledTiming | None, CompiledTiming | None],
     threads: int,
     progress: Progress | None,
     timeline: bool,
@@ -207,28 +218,10 @@ def _run(
     tokenization = payload.tokenization
     if tokenization and not (tokenization.base_ms or tokenization.per_input_token_ms):
         tokenization = None
-    belady = spec.engine.kv_eviction_policy == "belady"
-    workers = spec.topology.workers.initial_workers
-    coupled = max_in_flight is not None or (belady and workers > 1)
     horizon = np.inf if spec.max_sim_time_ms is None else spec.max_sim_time_ms
-    options = RunOptions(max_in_flight, coupled, tokenization, horizon, threads, progress, timeline)
-
-    def run(counted: np.ndarray | None) -> Outcome:
-        state = lower(
-            role,
-            workload,
-            workers,
-            eviction=spec.engine.kv_eviction_policy,
-            tokenization=tokenization,
-            authored_order=authored_order,
-            released_by_completions=max_in_flight is not None,
-            coupled=coupled,
-            timing=timing,
-            counted=counted,
-        )
-        return simulate(state, role, options)
-
-    outcome = run(None)
+    options = RunOptions(max_in_flight, False, tokenization, horizon, threads, progress, timeline)
+    run = _run_aggregated if roles[0].stage == "aggregated" else _run_disaggregated
+    outcome = run(payload, workload, roles, timings, options, authored_order, None)
     measured = measured_of(outcome.arrival_ms, *windows)
     counted = outcome.status == layout.COMPLETED
     if measured is not None:
@@ -236,5 +229,63 @@ def _run(
     if np.any(outcome.output_length[~counted] > 1):
         # Gaps count for completed requests only, and who completes is known only now.
         options = dataclasses.replace(options, progress=None)
-        outcome = run(counted)
+        outcome = run(payload, workload, roles, timings, options, authored_order, counted)
     return outcome, measured
+
+
+def _run_aggregated(
+    payload: Payload,
+    workload: Workload,
+    roles: tuple[Role, ...],
+    timings: tuple[CompiledTiming | None, ...],
+    options: RunOptions,
+    authored_order: bool,
+    counted: np.ndarray | None,
+) -> Outcome:
+    spec = payload.spec
+    eviction = spec.engine.kv_eviction_policy
+    workers = spec.topology.workers.initial_workers
+    closed = options.max_in_flight is not None
+    coupled = closed or (eviction == "belady" and workers > 1)
+    state = lower(
+        roles[0],
+        workload,
+        workers,
+        eviction=eviction,
+        tokenization=options.tokenization,
+        authored_order=authored_order,
+        released_by_completions=closed,
+        coupled=coupled,
+        timing=timings[0],
+        counted=counted,
+    )
+    return simulate(state, roles[0], dataclasses.replace(options, coupled=coupled))
+
+
+def _run_disaggregated(
+    payload: Payload,
+    workload: Workload,
+    roles: tuple[Role, ...],
+    timings: tuple[CompiledTiming | None, ...],
+    options: RunOptions,
+    authored_order: bool,
+    counted: np.ndarray | None,
+) -> Outcome:
+    # A user of aggregated pools does not wait for the import of these kernels.
+    from vecsim.lower_handoff import lower_handoff
+    from vecsim.simulation_handoff import simulate_handoff
+
+    shared, prefill, decode = timings
+    state = lower_handoff(
+        roles,
+        payload.spec.topology,
+        workload,
+        tokenization=options.tokenization,
+        authored_order=authored_order,
+        max_in_flight=options.max_in_flight,
+        horizon_ms=options.horizon_ms,
+        timings=(prefill or shared, decode or shared),
+        record_segments=options.record_segments,
+        counted=counted,
+    )
+    return simulate_handoff(state, roles, options.progress, options.tokenization is not None)

@@ -67,8 +67,7 @@ def _simpler_settings(payload: dict) -> Iterator[dict]:
             yield _edited(payload, lambda s, k=key: s.pop(k))
     for name in ("workers", "prefill", "decode"):
         if spec["topology"].get(name, {}).get("initial_workers", 1) > 1:
-            one = {"initial_workers": 1}
-            yield _edited(payload, lambda s, n=name: s["topology"][n].update(one))
+            yield _edited(payload, lambda s, n=name: s["topology"][n].update(initial_workers=1))
     if spec["topology"].get("handoff_latency_ms"):
         yield _edited(payload, lambda s: s["topology"].pop("handoff_latency_ms"))
     for name in ("prefill", "decode"):
