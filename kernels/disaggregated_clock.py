@@ -192,21 +192,23 @@ def bind(worker: WorkerKernels, rank: HandoffRank, source_first: bool) -> Callab
     # --- destinations -----------------------------------------------------------------------------
     @inner
     def retry(side, handoff, r):
-        """One attempt to reserve blocks for the first request that waits for them on a rank."""
+        """One attempt to reserve blocks for the first request that waits for them on a rank.
+        Whether it got them."""
         s = side.ranks.fields[r]
         q = s[QUEUE_HEAD]
         if q < 0 or s[REFUSED_VERSION] == s[CAPACITY_VERSION]:
-            return
+            return False
         new_blocks = reserve(side.requests, side.pools, s, q)
         if new_blocks < 0:
             s[REFUSED_VERSION] = s[CAPACITY_VERSION]
-            return
+            return False
         s[QUEUE_HEAD] = side.requests.state[NEXT, q]
         s[REFUSED_VERSION] = NONE
         s[PROMISED] += 1
         handoff.requests[NEW_BLOCKS, q] = new_blocks
         handoff.instants[RESERVED_AT, q] = handoff.time[NOW]
         act(handoff, TRANSFER if source_first else SUBMIT, q)
+        return True
 
     # --- the ends of passes -----------------------------------------------------------------------
     @inner
@@ -385,6 +387,8 @@ def bind(worker: WorkerKernels, rank: HandoffRank, source_first: bool) -> Callab
         sources = np.int64(len(prefill.workers.state))
         if is_idle(decode, handoff, r // dp_size, sources, np.int64(len(prefill.ranks.fields))):
             retry(decode, handoff, r)
+            # While somebody waits for blocks its rank looks at other requests.
+            wake(handoff, sources + r // dp_size)
 
     @inner
     def fail(side, handoff, q, worker, reason):
@@ -487,6 +491,15 @@ def bind(worker: WorkerKernels, rank: HandoffRank, source_first: bool) -> Callab
         return effect > 0
 
     @inner
+    def somebody_is_due(side, worker, dp_size):
+        """Whether the end of the next pass brings an attempt to reserve blocks."""
+        due = False
+        for r in range(worker * dp_size, (worker + 1) * dp_size):
+            s = side.ranks.fields[r]
+            due |= s[QUEUE_HEAD] >= 0 and s[REFUSED_VERSION] != s[CAPACITY_VERSION]
+        return due
+
+    @inner
     def drive(side, handoff, worker, first_worker, first_rank, is_source):
         """Start passes on an idle worker until one takes time or there is nothing to do."""
         w = side.workers.state[worker]
@@ -511,6 +524,8 @@ def bind(worker: WorkerKernels, rank: HandoffRank, source_first: bool) -> Callab
             if code != DONE:
                 return code
             if w[PENDING] == STRETCH:
+                if somebody_is_due(side, worker, dp_size):
+                    w[PENDING_PASSES] = 1
                 w[PENDING_PASSES] = walk_stretch(
                     side.ranks,
                     side.workers,
@@ -528,8 +543,14 @@ def bind(worker: WorkerKernels, rank: HandoffRank, source_first: bool) -> Callab
             end = side.workers.time[worker, PASS_END]
             nothing = w[PENDING] == ONE_PASS and end == now
             if nothing and not has_effect(side, worker, dp_size):
-                # It stands aside until something happens to it.
+                # It stands aside until something happens to it, but for attempts to reserve.
                 w[PENDING] = NO_PASS
+                reserved = False
+                if not is_source:
+                    for r in range(worker * dp_size, (worker + 1) * dp_size):
+                        reserved |= retry(side, handoff, np.int64(r))
+                if reserved:
+                    continue
             if w[PENDING] == NO_PASS:
                 if is_source:
                     due = earliest_arrival(side.ranks, side.requests, worker, dp_size)

@@ -342,12 +342,13 @@ def dissolve_scheduled_front(requests, pools, s, lists, now):
 
 
 @inner
-def make_room(requests, pools, s, lists, need, now):
-    """Preempt until `need` blocks can be taken, for a request that no gate held back."""
+def make_room(requests, pools, s, lists, q, need, now):
+    """Preempt until `q`, which no gate held back, can take `need` blocks: they are there then."""
     if need > s[FREE] + s[IDLE]:
         dissolve_scheduled_front(requests, pools, s, lists, now)
-    while need > s[FREE] + s[IDLE]:
+    while need > s[FREE] + s[IDLE] and s[RUNNING] > 0:
         preempt(requests, pools, s, lists)
+    return need <= s[FREE] + s[IDLE]
 
 
 # --- schedule: admissions -------------------------------------------------------------------------

@@ -95,20 +95,23 @@ class Rules(NamedTuple):
     Attributes:
         head: (requests, s, now): the waiting request that is looked at next, or NONE.
         drop: (requests, s, q): take that request off the queue.
+        make_room: (requests, pools, s, lists, q, need, now): preempt until the empty prompt `q`,
+            off the queue already, can take `need` blocks; False: it went back to the queue.
         finish: (requests, pools, w, s, q, end): it has produced what it is asked for.
-        is_prebuilt: (requests, s, q): whether its prompt is there already, though it waits; None
-            where there are no such requests, and then so are the following.
-        admit_prebuilt: (requests, scratch, s, lists, q, now): admit such a request.
+        admit_prebuilt: (requests, scratch, s, lists, q, now): admit it if its prompt is there
+            already; whether it was.
         may_start_later: (requests, s, q, active): whether something else than a running request may
             let the refused head in.
+        is_prebuilt: (requests, s, q): whether its prompt is there already; None: it never is.
     """
 
     head: Callable
     drop: Callable
+    make_room: Callable
     finish: Callable
+    admit_prebuilt: Callable
+    may_start_later: Callable
     is_prebuilt: Callable | None
-    admit_prebuilt: Callable | None
-    may_start_later: Callable | None
 
 
 class Pass(NamedTuple):
@@ -121,8 +124,7 @@ class Pass(NamedTuple):
 
 def bind(rules: Rules) -> Pass:
     """The pass of a rank under the rules of its role."""
-    head, drop, finish, is_prebuilt, admit_prebuilt, may_start_later = rules
-    handoffs = is_prebuilt is not None
+    head, drop, make_room, finish, admit_prebuilt, may_start_later = rules[:6]
 
     @inner
     def settle_standstill(requests, pools, w, s, q, now):
@@ -152,8 +154,7 @@ def bind(rules: Rules) -> Pass:
             q = head(requests, s, now)
             if q < 0:
                 return
-            if handoffs and is_prebuilt(requests, s, q):
-                admit_prebuilt(requests, scratch, s, lists, q, now)
+            if admit_prebuilt(requests, scratch, s, lists, q, now):
                 if s[BUDGET] == 0:
                     return
                 continue
@@ -173,17 +174,16 @@ def bind(rules: Rules) -> Pass:
             if passes_the_gate(requests, s, q, hits, active, defer):
                 tokens = tokens_to_admit(requests, s, q, known, cached)
             if tokens < 0:
-                if s[RUNNING] > 0 or s[REJECTED_HEAD] >= 0:
-                    return
-                if handoffs and may_start_later(requests, s, q, active):
+                runs = s[RUNNING] > 0 or s[REJECTED_HEAD] >= 0
+                if runs or may_start_later(requests, s, q, active):
                     return
                 settle_standstill(requests, pools, w, s, q, now)
                 continue
             drop(requests, s, q)
             reference_prefix(requests, pools, s, q, hits)
             need = blocks_of(cached + tokens, s[BLOCK_SIZE]) - hits
-            if requests.state[ISL, q] == 0:
-                make_room(requests, pools, s, lists, need, now)
+            if state[ISL, q] == 0 and not make_room(requests, pools, s, lists, q, need, now):
+                return
             take_blocks(requests, pools, s, need)
             lists[s[RUN_OFFSET] + s[RUNNING]] = q
             s[RUNNING] += 1
@@ -300,4 +300,16 @@ def bind(rules: Rules) -> Pass:
     return Pass(schedule, apply, finish_front)
 
 
-AGGREGATED = Rules(queue_head, drop_head, finish, None, None, None)
+@inner
+def none_is_prebuilt(requests, scratch, s, lists, q, now):
+    """An aggregated rank computes all prompts itself."""
+    return False
+
+
+@inner
+def never_later(requests, s, q, active):
+    """Only its running requests hold memory of an aggregated rank."""
+    return False
+
+
+AGGREGATED = Rules(queue_head, drop_head, make_room, finish, none_is_prebuilt, never_later, None)

@@ -134,6 +134,27 @@ def queue_activated(requests, s, q):
     s[ACTIVATED] += 1
 
 
+@inner
+def make_room(requests, pools, s, lists, q, need, now):
+    """As of an aggregated rank, but reserved blocks may stand in the way: then `q` goes back."""
+    before = s[PREEMPTED_COUNT]
+    if vllm.make_room(requests, pools, s, lists, q, need, now):
+        return True
+    victims = s[PREEMPTED_COUNT] - before
+    s[PREEMPTED_COUNT] += 1
+    state = requests.state
+    if victims == 0:
+        state[NEXT, q] = s[PREEMPTED_HEAD]
+        s[PREEMPTED_HEAD] = q
+        return False
+    ahead = s[PREEMPTED_HEAD]
+    for _ in range(victims - 1):
+        ahead = np.int64(state[NEXT, ahead])
+    state[NEXT, q] = state[NEXT, ahead]
+    state[NEXT, ahead] = q
+    return False
+
+
 # --- the pass -------------------------------------------------------------------------------------
 @inner
 def is_prebuilt(requests, s, q):
@@ -143,11 +164,14 @@ def is_prebuilt(requests, s, q):
 
 @inner
 def admit_prebuilt(requests, scratch, s, lists, q, now):
-    """Admit an activated request: no look at memory, no tokens."""
+    """Admit `q` if it is an activated request: no look at memory, no tokens. Whether it was."""
+    if not is_prebuilt(requests, s, q):
+        return False
     drop(requests, s, q)
     lists[s[RUN_OFFSET] + s[RUNNING]] = q
     s[RUNNING] += 1
     log_admission(requests, scratch, q, now, np.int64(0))
+    return True
 
 
 @inner
@@ -181,7 +205,7 @@ def finish(requests, pools, w, s, q, end):
     s[DONE_TAIL] = q
 
 
-RULES = Rules(head, drop, finish, is_prebuilt, admit_prebuilt, may_start_later)
+RULES = Rules(head, drop, make_room, finish, admit_prebuilt, may_start_later, is_prebuilt)
 _PLAIN = vllm_rank.bind(RULES)
 _schedule, _close_group = _PLAIN.schedule, _PLAIN.close_group
 _tokens_to_emit = _PLAIN.tokens_to_emit

@@ -146,6 +146,8 @@ class Destination:
     def _admit(self, q: Request, p: Pass, defer: bool, now: float) -> bool:
         if not q.materialised:
             return super()._admit(q, p, defer, now)
+        if self.blocks_of(q.length()) > self.pool.capacity:
+            return False  # an empty prompt that outgrew the pool, as in `Rank._admit`
         if self._schedule(q, p, 0) != "ok":
             return False
         self.waiting.remove(q)

@@ -82,7 +82,7 @@ def _simpler_settings(payload: dict) -> Iterator[dict]:
             if value != DEFAULTS[key]:
                 edit = {key: DEFAULTS[key]}
                 yield _edited(payload, lambda s, e=edit: s["engine"]["rank"].update(e))
-        elif key not in ("backend", "block_size", "num_gpu_blocks"):
+        elif key not in ("backend", "block_size", "num_gpu_blocks", "kv_transfer_bytes_per_token"):
             yield _edited(payload, lambda s, k=key: s["engine"]["rank"].pop(k))
 
 
