@@ -73,6 +73,8 @@ def replay(
     check_supported(payload)
     roles = resolve(payload.spec)
     _check_stages(roles, prefill_timing, decode_timing)
+    if timeline and len(roles) > 1:
+        raise NotSupportedYetError("timeline", "prefill/decode fleets")
     progress = _progress(progress)
     threads = thread_count(threads)
     if workload is None:

@@ -91,8 +91,7 @@ def _outcomes(slow: SlowOutcome) -> set[str]:
         met.add("standstill")
     if slow.evictions:
         met.add("evicted")
-    if "length" in slow.reason:
-        met.add("length")
+    met |= {"length", "deadlock"} & set(slow.reason)
     return met
 
 
