@@ -57,6 +57,7 @@ from vecsim.kernels.handoff import (
 from vecsim.kernels.jit import inner
 from vecsim.kernels.layout import (
     ARRIVAL,
+    ASIDE,
     BAD_PRICE,
     CAPACITY_VERSION,
     CLOCK,
@@ -76,6 +77,7 @@ from vecsim.kernels.layout import (
     PAUSED,
     PENDING,
     PENDING_PASSES,
+    PREFILL_SCHEDULE_INTERVAL,
     PROMISED,
     QUEUE_HEAD,
     QUEUE_TAIL,
@@ -85,6 +87,7 @@ from vecsim.kernels.layout import (
     REJECTED_TOLD,
     RELEASED,
     STATUS,
+    STEP,
     STRETCH,
     TERMINAL,
     TERMINALS,
@@ -506,6 +509,7 @@ def bind(worker: WorkerKernels, rank: HandoffRank, source_first: bool) -> Callab
         now = handoff.time[NOW]
         dp_size = dp_size_of(side)
         side.workers.time[worker, CLOCK] = now
+        w[ASIDE] = 0
         while True:
             code = room_for_a_pass(side.ranks, side.pools, side.scratch, worker, dp_size)
             if code != DONE:
@@ -545,11 +549,14 @@ def bind(worker: WorkerKernels, rank: HandoffRank, source_first: bool) -> Callab
             if nothing and not has_effect(side, worker, dp_size):
                 # It stands aside until something happens to it, but for attempts to reserve.
                 w[PENDING] = NO_PASS
+                w[ASIDE] = 1
+                w[STEP] += 1
                 reserved = False
                 if not is_source:
                     for r in range(worker * dp_size, (worker + 1) * dp_size):
                         reserved |= retry(side, handoff, np.int64(r))
                 if reserved:
+                    w[ASIDE] = 0
                     continue
             if w[PENDING] == NO_PASS:
                 if is_source:
@@ -563,6 +570,20 @@ def bind(worker: WorkerKernels, rank: HandoffRank, source_first: bool) -> Callab
             code = close_segment(side, handoff, worker, first_rank, is_source)
             if code != DONE:
                 return code
+
+    @inner
+    def count_idle_steps(decode, handoff, sources):
+        """The reference tries every round anew to drive those that stand aside, and counts it:
+        with prefill_schedule_interval it matters."""
+        interval = decode.ranks.fields[0, PREFILL_SCHEDULE_INTERVAL]
+        if interval == 1 or dp_size_of(decode) == 1:
+            return
+        for worker in range(len(decode.workers.state)):
+            decode.workers.state[worker, STEP] += decode.workers.state[worker, ASIDE]
+        for i in range(handoff.state[AWAKE]):
+            worker = handoff.lists[TO_DRIVE, i] - sources
+            if worker >= 0:
+                decode.workers.state[worker, STEP] -= decode.workers.state[worker, ASIDE]
 
     @inner
     def drive_all(prefill, decode, handoff):
@@ -596,6 +617,8 @@ def bind(worker: WorkerKernels, rank: HandoffRank, source_first: bool) -> Callab
         h = handoff.state
         while True:
             if h[DRIVING] == 0:
+                taken = h[TAKEN]
+                changed = min(handoff.passes[1], handoff.transfers[1]) == handoff.time[NOW]
                 code = complete_due(prefill, decode, handoff)
                 if code != DONE:
                     return code
@@ -603,9 +626,16 @@ def bind(worker: WorkerKernels, rank: HandoffRank, source_first: bool) -> Callab
                     q = first_leaf(handoff.transfers)
                     set_leaf(handoff.transfers, q, np.inf)
                     act(handoff, ACTIVATE, q)
+                changed |= h[ACTIONS] > 0
                 run_actions(prefill, decode, handoff)
                 take_in_due(prefill, handoff)
+                changed |= h[TAKEN] > taken
+                sources = np.int64(len(prefill.workers.state))
+                count_idle_steps(decode, handoff, sources)
                 if h[AWAKE] == 0 and h[ACTIONS] == 0:
+                    if changed:
+                        # The round in which the reference finds nothing to do.
+                        count_idle_steps(decode, handoff, sources)
                     return DONE
             # An entry that returned in the middle of the drives resumes them.
             h[DRIVING] = 1

@@ -176,10 +176,11 @@ AGGREGATED, SOURCE, DESTINATION = (np.int64(k) for k in range(3))
 RANK_FIELDS = PARAMS + 49
 
 # --- state of a worker: int64 [workers, WORKER_STATE], float64 [workers, WORKER_TIME] ------------
-PENDING, PENDING_PASSES, STEP, PASSES, TERMINALS, FRUITLESS, PREFILL_LEFT = (
-    np.int64(k) for k in range(7)
+PENDING, PENDING_PASSES, STEP, PASSES, TERMINALS, FRUITLESS, PREFILL_LEFT, ASIDE = (
+    np.int64(k) for k in range(8)
 )
-"""PREFILL_LEFT: passes for which prefills are put off (prefill_decode_interval)."""
+"""PREFILL_LEFT: passes for which prefills are put off (prefill_decode_interval). ASIDE: its last
+pass had no effect (prefill/decode fleets)."""
 WORKER_STATE = 8
 NO_PASS, ONE_PASS, STRETCH = (np.int64(k) for k in range(3))
 
