@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from vecsim.kernels.forecast import next_use
 from vecsim.kernels.jit import inner
 from vecsim.kernels.layout import (
     BLOCK_SIZE,
@@ -19,7 +20,6 @@ from vecsim.kernels.layout import (
     CONTENT,
     COPY_BUMP,
     COPY_FREE,
-    END_OF_USERS,
     EVICT_BELADY,
     EVICTION_POLICY,
     FIRST_RUN,
@@ -32,7 +32,6 @@ from vecsim.kernels.layout import (
     NEVER,
     NEWER,
     NEWEST,
-    NEXT_USER,
     NONE,
     OLDER,
     OWN_BEFORE,
@@ -44,7 +43,6 @@ from vecsim.kernels.layout import (
     PREVIOUS,
     PRIMARY,
     REFERENCES,
-    RETIRED,
     ROW,
     RUN_CACHED,
     SHARED,
@@ -144,22 +142,6 @@ def forget_copy(pools, s, copy):
 
 
 @inner
-def next_use(requests, pools, row):
-    """Smallest request that has the content of `row` in its prompt and is not retired."""
-    content = pools.index[CONTENT, row]
-    if content < 0:
-        return NEVER
-    end = np.int64(pools.forecast[END_OF_USERS, content])
-    entry = np.int64(pools.forecast[NEXT_USER, content])
-    while entry < end and requests.state[RETIRED, pools.users[entry]] != 0:
-        entry += 1
-    pools.forecast[NEXT_USER, content] = entry
-    if entry == end:
-        return NEVER
-    return np.int64(pools.users[entry])
-
-
-@inner
 def belady_victim(requests, pools, s):
     """Idle copy to evict: a duplicate, else the farthest next use, else the earliest release."""
     victim = s[IDLE_HEAD]
@@ -169,7 +151,11 @@ def belady_victim(requests, pools, s):
         row = pools.nodes[ROW, node]
         if pools.index[PRIMARY, row] != pools.index[NEWEST, row]:
             return node
-        use = next_use(requests, pools, row)
+        use = NEVER
+        content = np.int64(pools.index[CONTENT, row])
+        if content >= 0:
+            per_node = s[BLOCKS_PER_NODE]
+            use = next_use(requests, pools, content // per_node, content % per_node)
         if use > victim_use:
             victim = node
             victim_use = use

@@ -106,10 +106,14 @@ def shorten_stretch(ranks, workers, requests, scratch, clock, worker, arrival):
 
 
 class PoolKernels(NamedTuple):
-    """The kernels of a pool's clock, bound to a scheduler."""
+    """The kernels of a pool's clock, bound to a scheduler, and the steps of its instants."""
 
     advance_all: Callable
     run_clock: Callable
+    complete_due: Callable
+    take_in: Callable
+    drive: Callable
+    cut_at_horizon: Callable
 
 
 def bind(worker: WorkerKernels) -> PoolKernels:
@@ -336,4 +340,4 @@ def bind(worker: WorkerKernels) -> PoolKernels:
             c[ROUND] = 0
         return PAUSED
 
-    return PoolKernels(advance_all, run_clock)
+    return PoolKernels(advance_all, run_clock, complete_due, take_in, drive, cut_at_horizon)

@@ -67,6 +67,7 @@ from vecsim.kernels.layout import (
     EFFECT,
     FAILED,
     ISL,
+    LAST_ENDED,
     NEXT,
     NO_PASS,
     NONE,
@@ -84,15 +85,13 @@ from vecsim.kernels.layout import (
     RANK,
     REASON,
     REFUSED_VERSION,
-    REJECTED_TOLD,
     RELEASED,
-    STATUS,
     STEP,
     STRETCH,
-    TERMINAL,
     TERMINALS,
 )
 from vecsim.kernels.placement import enqueue, tokenized_at
+from vecsim.kernels.records import end_request
 from vecsim.kernels.stretch import walk_stretch
 from vecsim.kernels.tournament import first_leaf, set_leaf
 from vecsim.kernels.worker import WorkerKernels, earliest_arrival
@@ -215,13 +214,8 @@ def bind(worker: WorkerKernels, rank: HandoffRank, source_first: bool) -> Callab
 
     # --- the ends of passes -----------------------------------------------------------------------
     @inner
-    def tell_source(side, handoff, s):
-        """What a finished pass of a prefill rank means for its requests."""
-        q = s[REJECTED_TOLD]
-        s[REJECTED_TOLD] = NONE
-        while q >= 0:
-            act(handoff, CANCEL_SOURCE, q)
-            q = np.int64(side.requests.state[NEXT, q])
+    def tell_held(side, handoff, s):
+        """The requests of a prefill rank whose prompts are done now."""
         q = s[DONE_HEAD]
         s[DONE_HEAD] = NONE
         while q >= 0:
@@ -238,6 +232,7 @@ def bind(worker: WorkerKernels, rank: HandoffRank, source_first: bool) -> Callab
         w = side.workers.state[worker]
         dp_size = dp_size_of(side)
         before = w[TERMINALS]
+        ended = w[LAST_ENDED]
         if w[PENDING] == STRETCH:
             passes = w[PENDING_PASSES]
             walk_stretch(
@@ -274,10 +269,15 @@ def bind(worker: WorkerKernels, rank: HandoffRank, source_first: bool) -> Callab
             )
         if code != DONE:
             return code
+        if is_source:
+            rejected = w[LAST_ENDED]
+            while rejected != ended:
+                act(handoff, CANCEL_SOURCE, rejected)
+                rejected = np.int64(side.requests.state[NEXT, rejected])
         for r in range(worker * dp_size, (worker + 1) * dp_size):
             act_deferred(handoff, first_rank + r)
             if is_source:
-                tell_source(side, handoff, side.ranks.fields[r])
+                tell_held(side, handoff, side.ranks.fields[r])
             else:
                 retry(side, handoff, np.int64(r))
         if not is_source:
@@ -396,10 +396,8 @@ def bind(worker: WorkerKernels, rank: HandoffRank, source_first: bool) -> Callab
     @inner
     def fail(side, handoff, q, worker, reason):
         """A request ends without success."""
-        side.requests.state[STATUS, q] = FAILED
         side.requests.state[REASON, q] = reason
-        side.requests.time[TERMINAL, q] = handoff.time[NOW]
-        side.workers.state[worker, TERMINALS] += 1
+        end_request(side.requests, side.workers.state[worker], q, FAILED, handoff.time[NOW])
 
     @inner
     def start_transfer(decode, handoff, q):
@@ -659,8 +657,6 @@ def bind(worker: WorkerKernels, rank: HandoffRank, source_first: bool) -> Callab
                 q = s[QUEUE_HEAD]
             if q < 0:
                 continue
-            fail(side, handoff, q, worker, DEADLOCK)
-            wake(handoff, first_worker + worker)
             if pending:
                 s[QUEUE_HEAD] = side.requests.state[NEXT, q]
                 s[REFUSED_VERSION] = NONE
@@ -668,6 +664,8 @@ def bind(worker: WorkerKernels, rank: HandoffRank, source_first: bool) -> Callab
             else:
                 fail_waiting(side.requests, side.pools, s, q)
                 handoff.state[ENDED] += 1
+            fail(side, handoff, q, worker, DEADLOCK)
+            wake(handoff, first_worker + worker)
             s[CAPACITY_VERSION] += 1
             if first_worker > 0:
                 retry(side, handoff, np.int64(r))

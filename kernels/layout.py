@@ -103,6 +103,7 @@ NONE = np.int64(-1)
     DECODE_MODEL,
     PREFILL_FUNCTION,  # address of a custom model
     DECODE_FUNCTION,
+    SCHEDULER_ID,  # number of the rank in its pool
     FIRST_RUN,  # node of request 0 in the idle list: one past the last copy of all ranks
     RUN_OFFSET,  # the rank's running requests, in admission order: lists[RUN_OFFSET:]
     GROWTH_OFFSET,  # members that need a block at tick t: lists[GROWTH_OFFSET + t % BLOCK_SIZE]
@@ -115,8 +116,8 @@ NONE = np.int64(-1)
     ROOT,  # root of the rank's radix tree
     TREE_ROOM,  # tree nodes that one pass may need
     ROLE,
-) = (np.int64(k) for k in range(30))
-PARAMS = 30
+) = (np.int64(k) for k in range(31))
+PARAMS = 31
 AGGREGATED, SOURCE, DESTINATION = (np.int64(k) for k in range(3))
 
 # ... then state.
@@ -130,10 +131,10 @@ AGGREGATED, SOURCE, DESTINATION = (np.int64(k) for k in range(3))
     COPY_BUMP,  # next copy that was never used
     QUEUE_HEAD,  # waiting requests that were never preempted, in arrival order
     QUEUE_TAIL,
-    PREEMPTED_HEAD,  # preempted requests; they wait in front of the queue
+    READY_HEAD,  # waiting requests in front of the queue, in the order they are served (queues.py)
     PREEMPTED_COUNT,
     RUNNING,  # running requests
-    FRONT,  # how many of them, from the first, decode in step (see vllm.py)
+    FRONT,  # how many of them, from the first, decode in step (see front.py)
     FRONT_CONTEXT,  # sum of their sequence lengths (tokens)
     FRONT_COUNTED,  # how many of them have COUNTED set
     FRONT_JOINED,  # the front's members from this position on joined at the last pass end
@@ -153,7 +154,6 @@ AGGREGATED, SOURCE, DESTINATION = (np.int64(k) for k in range(3))
     PREEMPTIONS,
     GROWN,  # blocks that the front took during the stretch being walked
     # SGLang only:
-    READY_HEAD,  # waiting requests that a pass has seen, in the order they are served
     READY_TAIL,
     READY_COUNT,
     BATCHED,  # requests that the pass in flight prefills; 0 in a decode pass
@@ -166,22 +166,28 @@ AGGREGATED, SOURCE, DESTINATION = (np.int64(k) for k in range(3))
     HELD,  # a source: requests whose prompt is done and whose blocks are kept for the transfer
     DONE_HEAD,  # ... those that the pass just closed added, in order
     DONE_TAIL,
-    REJECTED_TOLD,  # ... and those that it rejects (REJECTED_HEAD, kept beyond the pass)
     PROMISED,  # a destination: requests with reserved blocks that are not activated yet
     ACTIVATED,  # ... activated requests that wait and were never preempted
     CAPACITY_VERSION,  # ... how often it may have become easier to reserve
     REFUSED_VERSION,  # ... the version at which the first pending request was refused; NONE: not
+    BLOCKED,  # the head of its queue has to wait in the pass being scheduled
     EFFECT,  # the pass in flight schedules, admits, preempts, rejects or settles somebody
-) = (np.int64(PARAMS + k) for k in range(49))
-RANK_FIELDS = PARAMS + 49
+) = (np.int64(PARAMS + k) for k in range(48))
+RANK_FIELDS = PARAMS + 48
 
 # --- state of a worker: int64 [workers, WORKER_STATE], float64 [workers, WORKER_TIME] ------------
-PENDING, PENDING_PASSES, STEP, PASSES, TERMINALS, FRUITLESS, PREFILL_LEFT, ASIDE = (
-    np.int64(k) for k in range(8)
-)
-"""PREFILL_LEFT: passes for which prefills are put off (prefill_decode_interval). ASIDE: its last
-pass had no effect (prefill/decode fleets)."""
-WORKER_STATE = 8
+(
+    PENDING,
+    PENDING_PASSES,
+    STEP,
+    PASSES,
+    TERMINALS,
+    FRUITLESS,
+    PREFILL_LEFT,  # passes for which prefills are put off (prefill_decode_interval)
+    LAST_ENDED,  # the request that ended last; its NEXT is the one before
+    ASIDE,  # its last pass had no effect (prefill/decode fleets)
+) = (np.int64(k) for k in range(9))
+WORKER_STATE = 9
 NO_PASS, ONE_PASS, STRETCH = (np.int64(k) for k in range(3))
 
 (
@@ -216,7 +222,7 @@ WORKER_TIME = 16
     COMPUTED,  # tokens computed; inside the front: when it joined
     GENERATED,  # tokens produced; inside the front: minus the rank's tick
     FINISH,  # inside the front: tick at which it finishes
-    NEXT,  # next in the waiting queue, the preempted list or the rejected list
+    NEXT,  # next in the waiting queue, the preempted, the rejected or the ended list
     FRESH,  # never preempted
     HITS,  # leading blocks that were found in the index at admission
     OWN_TAIL,  # last copy that it published
@@ -235,10 +241,11 @@ WORKER_TIME = 16
     TREE_NODE,  # radix node that it locks, with the whole path above
     CACHED_PAGES,  # depth of that node: pages of its own path that are in the tree
     REQUEUED,  # gave its pages back once so that another request could go on
+    FAMILY,  # itself; where prompts grow from turn to turn, the first turn of its session
     # A destination only:
     ORDER,  # when its blocks were asked for, among all requests
-) = (np.int64(k) for k in range(30))
-REQUEST_STATE = 30
+) = (np.int64(k) for k in range(31))
+REQUEST_STATE = 31
 
 RELEASED, ARRIVAL, FIRST_ADMIT, FIRST_TOKEN, SECOND_TOKEN, LAST_TOKEN, TERMINAL = (
     np.int64(k) for k in range(7)
@@ -257,10 +264,12 @@ PRIMARY, NEWEST, CONTENT = (np.int64(k) for k in range(3))
 """Oldest and newest copy of an identity; what it stands for in the forecast (NONE: nothing)."""
 INDEX_FIELDS = 3
 
-# --- forecast of prompt contents (Belady): int32 [FORECAST_FIELDS, contents] ----------------------
+# --- forecast of prompts (Belady): int32 [FORECAST_FIELDS, nodes of the prefix tree] --------------
 NEXT_USER, END_OF_USERS = (np.int64(k) for k in range(2))
-"""Span in `users` of the requests that have the content in their prompt and may still come."""
+"""Span in `users` of the requests that have the node in their prompt and may still come."""
 FORECAST_FIELDS = 2
+USER, COVERS = (np.int64(k) for k in range(2))
+"""The request, and how many of the node's blocks its prompt covers."""
 
 # --- nodes of radix trees: int32 [TREE_FIELDS, nodes]; the roots of all ranks come first ----------
 (
@@ -341,8 +350,8 @@ class Pools(NamedTuple):
 
     nodes: np.ndarray  # int32 [NODE_FIELDS, copies + n]
     index: np.ndarray  # int32 [INDEX_FIELDS, rows]
-    forecast: np.ndarray  # int32 [FORECAST_FIELDS, contents]
-    users: np.ndarray  # int32: requests by content, ascending
+    forecast: np.ndarray  # int32 [FORECAST_FIELDS, nodes of the prefix tree]
+    users: np.ndarray  # int32 [2, users]: by node, ascending
 
 
 class Forest(NamedTuple):
@@ -352,6 +361,17 @@ class Forest(NamedTuple):
     table: np.ndarray  # int32 [power of two, twice the capacity at least]: children by first page
     state: np.ndarray  # int64 [FOREST_STATE]
     order: np.ndarray  # int64 [4, LPM_LIMIT]: the queue being sorted
+
+
+class ForecastForest(NamedTuple):
+    """A `Forest` that knows what prompts are to come (Belady)."""
+
+    nodes: np.ndarray
+    table: np.ndarray
+    state: np.ndarray
+    order: np.ndarray
+    forecast: np.ndarray  # as in `Pools`
+    users: np.ndarray
 
 
 class Scratch(NamedTuple):

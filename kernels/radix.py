@@ -3,9 +3,9 @@
 A node covers the pages START..END of its path. Keys are never stored: a node names a request whose
 path goes through it, and two paths agree where the prefix tree of the workload says so, run by run.
 Pages behind the shared part of a path (prompt tails and generated tokens) belong to that request
-alone. Children are found in one open-addressing table by (parent, first page). Unlocked nodes form
-a list by time of last access, so the least recently used leaf is at its head, or just behind nodes
-of its own path.
+alone, or to its family: the turns of a session that all begin with the turn before. Children are
+found in one open-addressing table by (parent, first page). Unlocked nodes form a list by time of
+last access, so the least recently used leaf is at its head, or just behind nodes of its own path.
 
 `s` is the rank's row, `pools` a `Forest`; FREE counts pages nobody has, IDLE those of unlocked
 nodes (reference: SGLang backend, radix tree).
@@ -15,11 +15,13 @@ from __future__ import annotations
 
 import numpy as np
 
+from vecsim.kernels.forecast import next_use
 from vecsim.kernels.jit import inner
 from vecsim.kernels.layout import (
     BLOCKS_PER_NODE,
     CHILDREN,
     END,
+    FAMILY,
     FREE,
     IDLE,
     IDLE_HEAD,
@@ -28,6 +30,7 @@ from vecsim.kernels.layout import (
     LESS_RECENT,
     LOCKS,
     MORE_RECENT,
+    NEVER,
     NODE_BUMP,
     NONE,
     OWNER,
@@ -53,16 +56,16 @@ _KEY_FACTOR = np.int64(0x1B873593)
 def page_key(requests, s, q, depth):
     """What the page at `depth` of a request's path holds, among paths that agree above it."""
     if depth >= requests.state[SHARED, q]:
-        return -1 - q
+        return -1 - np.int64(requests.state[FAMILY, q])
     return np.int64(requests.path_rows[requests.state[PATH, q] + depth // s[BLOCKS_PER_NODE]])
 
 
 @inner
 def common_depth(requests, s, q, other, depth, limit):
     """How deep, at most `limit`, the paths of two requests agree that agree down to `depth`."""
-    if q == other:
-        return limit
     state = requests.state
+    if state[FAMILY, q] == state[FAMILY, other]:
+        return limit
     per_node = s[BLOCKS_PER_NODE]
     path = np.int64(state[PATH, q])
     other_path = np.int64(state[PATH, other])
@@ -351,22 +354,35 @@ def remove_leaf(pools, s, leaf):
 
 
 @inner
-def evict(pools, s, count):
-    """Free `count` pages (all that are unlocked, if fewer): the least recently used leaf first,
-    each from its tail."""
-    nodes = pools.nodes
+def cut_tail(pools, s, leaf, pages):
+    """Take the last `pages` pages off a leaf."""
+    pools.nodes[END, leaf] -= pages
+
+
+@inner
+def count_as_free(s, count):
+    """Count `count` pages (all that are unlocked, if fewer) as free. Returns how many."""
     count = min(count, s[IDLE])
     if count <= 0:
-        return
+        return np.int64(0)
     s[IDLE] -= count
     s[FREE] += count
     s[UNSORTED] = 1
+    return count
+
+
+@inner
+def evict(requests, pools, s, count):
+    """Free `count` pages (all that are unlocked, if fewer): the least recently used leaf first,
+    each from its tail."""
+    nodes = pools.nodes
+    count = count_as_free(s, count)
     node = s[IDLE_HEAD]
     while count > 0:
         following = np.int64(nodes[MORE_RECENT, node])
         if nodes[CHILDREN, node] == 0:
             taken = min(count, np.int64(nodes[END, node]) - nodes[START, node])
-            nodes[END, node] -= taken
+            cut_tail(pools, s, node, taken)
             count -= taken
             if nodes[END, node] == nodes[START, node]:
                 parent = np.int64(nodes[PARENT, node])
@@ -377,3 +393,62 @@ def evict(pools, s, count):
                 if waits and nodes[CHILDREN, parent] == 0 and nodes[TIME, parent] <= time:
                     following = parent
         node = following
+
+
+# --- eviction by forecast -------------------------------------------------------------------------
+@inner
+def page_use(requests, pools, s, owner, depth):
+    """Next use of a page of a prompt; NEVER for all other pages."""
+    if depth >= requests.state[SHARED, owner]:
+        return NEVER
+    node = page_key(requests, s, owner, depth)
+    return next_use(requests, pools, node, depth % s[BLOCKS_PER_NODE])
+
+
+@inner
+def leaf_used_last(requests, pools, s):
+    """(leaf, next use of its last page): the unlocked leaf to shorten, the least recently used of
+    those whose last page is used latest."""
+    nodes = pools.nodes
+    leaf = NONE
+    latest = NONE
+    node = s[IDLE_HEAD]
+    while node >= 0:
+        if nodes[CHILDREN, node] == 0:
+            depth = np.int64(nodes[END, node]) - 1
+            use = page_use(requests, pools, s, np.int64(nodes[OWNER, node]), depth)
+            if use > latest:
+                leaf = node
+                latest = use
+        node = np.int64(nodes[MORE_RECENT, node])
+    return leaf, latest
+
+
+@inner
+def pages_alike(requests, pools, s, leaf, use):
+    """How many pages, from the last of a leaf up, surely have the next use of that last one."""
+    owner = np.int64(pools.nodes[OWNER, leaf])
+    start = np.int64(pools.nodes[START, leaf])
+    end = np.int64(pools.nodes[END, leaf])
+    shared = np.int64(requests.state[SHARED, owner])
+    if end > shared:
+        return end - max(start, shared)
+    first = max(start, (end - 1) // s[BLOCKS_PER_NODE] * s[BLOCKS_PER_NODE])
+    if page_use(requests, pools, s, owner, first) == use:
+        return end - first
+    return np.int64(1)
+
+
+@inner
+def evict_by_forecast(requests, pools, s, count):
+    """Free `count` pages (all that are unlocked, if fewer), one by one, each from the tail of the
+    leaf that is used last (Belady's rule). Takes the place of `evict`."""
+    count = count_as_free(s, count)
+    while count > 0:
+        leaf, use = leaf_used_last(requests, pools, s)
+        # While the next use of its last page stays the same, so does its place among the leaves.
+        taken = min(count, pages_alike(requests, pools, s, leaf, use))
+        cut_tail(pools, s, leaf, taken)
+        count -= taken
+        if pools.nodes[END, leaf] == pools.nodes[START, leaf]:
+            remove_leaf(pools, s, leaf)

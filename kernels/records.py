@@ -1,4 +1,4 @@
-"""What a pass enters into the columns of its requests: admissions, tokens, rejections."""
+"""What a pass enters into its sums and the columns of its requests: admissions, tokens, ends."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import numpy as np
 from vecsim.kernels.jit import inner
 from vecsim.kernels.layout import (
     ADMISSIONS,
+    COMPLETED,
     COUNTED,
     FIRST_ADMIT,
     FIRST_REUSED,
@@ -14,17 +15,27 @@ from vecsim.kernels.layout import (
     FRONT,
     FRONT_JOINED,
     GENERATED,
+    LAST_ENDED,
     LAST_TOKEN,
     NEXT,
     NONE,
+    PREEMPTED_ANY,
+    PREFILL_ISL,
+    PREFILL_PREFIX,
+    PREFILL_TOKENS,
+    PREFILLS,
+    REASON,
     REJECTED,
     REJECTED_HEAD,
     REUSED,
     RUN_OFFSET,
+    RUNNING,
     SECOND_TOKEN,
+    SETTLED,
     STATUS,
     TERMINAL,
     TERMINALS,
+    TICK,
 )
 from vecsim.kernels.observe import count_gap
 
@@ -73,13 +84,59 @@ def emit_token(requests, times, scratch, q, end):
 
 
 @inner
+def begin_pass(s):
+    """Nothing is decided yet in the pass that starts."""
+    if s[RUNNING] == 0:
+        # Ticks are kept in 32 bits; without a front nothing counts from them.
+        s[TICK] = 0
+    s[PREEMPTED_ANY] = 0
+    s[SETTLED] = 0
+    s[REJECTED_HEAD] = NONE
+    s[PREFILLS] = 0
+    s[PREFILL_ISL] = 0
+    s[PREFILL_PREFIX] = 0
+    s[PREFILL_TOKENS] = 0
+
+
+@inner
+def end_request(requests, w, q, status, now):
+    """A request, in no list any more, ends `now`."""
+    requests.state[STATUS, q] = status
+    requests.time[TERMINAL, q] = now
+    requests.state[NEXT, q] = w[LAST_ENDED]
+    w[LAST_ENDED] = q
+    w[TERMINALS] += 1
+
+
+@inner
+def complete(requests, w, q, end):
+    """A request has produced all it may."""
+    end_request(requests, w, q, COMPLETED, end)
+
+
+@inner
+def settle(requests, w, s, q, status, reason, now):
+    """End a request, which has left its queue or the running list, for good: nothing else would
+    let the rank go on."""
+    requests.state[REASON, q] = reason
+    s[SETTLED] += 1
+    end_request(requests, w, q, status, now)
+
+
+@inner
+def reject(requests, s, q, reason):
+    """Note a request, which has left its queue, for rejection at the end of the pass."""
+    requests.state[REASON, q] = reason
+    requests.state[NEXT, q] = s[REJECTED_HEAD]
+    s[REJECTED_HEAD] = q
+
+
+@inner
 def end_rejected(requests, w, s, end):
     """Rejections of the pass become visible."""
     q = s[REJECTED_HEAD]
     while q >= 0:
         following = np.int64(requests.state[NEXT, q])
-        requests.state[STATUS, q] = REJECTED
-        requests.time[TERMINAL, q] = end
-        w[TERMINALS] += 1
+        end_request(requests, w, q, REJECTED, end)
         q = following
     s[REJECTED_HEAD] = NONE

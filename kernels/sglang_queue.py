@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from vecsim.kernels.front import known_tokens
 from vecsim.kernels.jit import inner
 from vecsim.kernels.layout import (
     ARRIVAL,
     BLOCKS_PER_NODE,
-    GENERATED,
     ISL,
     LPM_LIMIT,
     MAX_MODEL_LEN,
@@ -31,12 +31,11 @@ from vecsim.kernels.layout import (
     READY_COUNT,
     READY_HEAD,
     READY_TAIL,
-    REASON,
-    REJECTED_HEAD,
     SHARED,
     UNSORTED,
 )
 from vecsim.kernels.radix import probe
+from vecsim.kernels.records import reject
 
 DUPLICATE_TOKENS = np.int64(32)
 
@@ -45,23 +44,6 @@ DUPLICATE_TOKENS = np.int64(32)
 def pages_of(s, tokens):
     """Pages that hold `tokens` tokens."""
     return (tokens + s[PAGE_SIZE] - 1) // s[PAGE_SIZE]
-
-
-@inner
-def known_tokens(requests, q):
-    """Prompt and output so far of an explicit request."""
-    return np.int64(requests.state[ISL, q]) + requests.state[GENERATED, q]
-
-
-@inner
-def queue_head(requests, s, now):
-    """Request that is served next, as far as known at `now`, or NONE."""
-    if s[READY_HEAD] >= 0:
-        return s[READY_HEAD]
-    q = s[QUEUE_HEAD]
-    if q >= 0 and requests.time[ARRIVAL, q] <= now:
-        return q
-    return NONE
 
 
 @inner
@@ -108,9 +90,7 @@ def take_arrivals(requests, s, now):
     while q >= 0 and requests.time[ARRIVAL, q] <= now:
         following = np.int64(requests.state[NEXT, q])
         if requests.state[ISL, q] >= s[MAX_MODEL_LEN]:
-            requests.state[REASON, q] = PROMPT_EXCEEDS_MAX_MODEL_LEN
-            requests.state[NEXT, q] = s[REJECTED_HEAD]
-            s[REJECTED_HEAD] = q
+            reject(requests, s, q, PROMPT_EXCEEDS_MAX_MODEL_LEN)
         else:
             push_back(requests, s, q)
         q = following

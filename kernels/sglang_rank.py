@@ -1,13 +1,18 @@
 """What a worker asks of an SGLang rank beyond its pass.
 
 When it is steady, which arrivals it acts on, how a stretch is settled, what the ranks of a group
-count together. `SCHEDULER` names the whole for `worker.bind`.
+count together. `SCHEDULER` names the whole for `worker.bind`, with eviction of the least recently
+used.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
+from vecsim.kernels import sglang
+from vecsim.kernels.front import known_tokens
 from vecsim.kernels.jit import inner
 from vecsim.kernels.layout import (
     ARRIVAL,
@@ -51,32 +56,17 @@ from vecsim.kernels.layout import (
     UNSORTED,
     UNUSED_COUNT,
 )
-from vecsim.kernels.radix import build_table, clear
-from vecsim.kernels.sglang import (
-    advance_front,
-    apply,
-    chunk_tokens,
-    decay_ratio,
-    finish_front,
-    first_to_compute,
-    price,
-    reserved_output,
-    schedule,
-    take_pages,
-    tokens_to_emit,
-)
-from vecsim.kernels.sglang_queue import known_tokens, pages_of, queue_head
+from vecsim.kernels.queues import has_work, queue_head
+from vecsim.kernels.radix import build_table, clear, evict
+from vecsim.kernels.sglang import decay_ratio, finish_front, pass_time
+from vecsim.kernels.sglang_batch import chunk_tokens, first_to_compute, reserved_output
+from vecsim.kernels.sglang_pages import take_pages
+from vecsim.kernels.sglang_queue import pages_of
 from vecsim.kernels.stretch import passes_within
 from vecsim.kernels.worker import Scheduler
 
 MARGIN = np.float64(1e-9)
 """Relative doubt about a sum of reservations that was not added up in the reference's order."""
-
-
-@inner
-def has_work(requests, s, now):
-    """Whether a pass of this rank starting at `now` has anybody to look at."""
-    return s[RUNNING] > 0 or queue_head(requests, s, now) >= 0
 
 
 @inner
@@ -164,18 +154,6 @@ def steady_passes(requests, pools, w, s, f, lists, now):
     return passes_refused(requests, s, f, lists, asked, passes)
 
 
-@inner
-def settle_stretch(requests, pools, w, s, f, lists, passes, start, end):
-    """Enter a walked stretch of `passes` passes into pages and requests."""
-    take_pages(pools, s, s[GROWN])
-    s[PREFILL_TOKENS] = 0
-    decay_ratio(f, passes)
-    advance_front(s, f, passes, end)
-    if s[TICK] >= s[NEXT_FINISH]:
-        finish_front(requests, pools, w, s, lists, end)
-    s[FRONT_JOINED] = s[FRONT]
-
-
 # --- the group ------------------------------------------------------------------------------------
 @inner
 def defers(requests, w, s, f, lists, now, dp_size):
@@ -230,17 +208,39 @@ def forget(ranks, pools):
     clear(pools, np.int64(len(ranks.fields)))
 
 
-SCHEDULER = Scheduler(
-    has_work=has_work,
-    notices=notices,
-    steady_passes=steady_passes,
-    defers=defers,
-    schedule=schedule,
-    price=price,
-    tokens_to_emit=tokens_to_emit,
-    apply=apply,
-    settle_stretch=settle_stretch,
-    close_group=close_group,
-    room=room,
-    forget=forget,
-)
+def bind(evict: Callable) -> Scheduler:
+    """The scheduler with a rule of eviction: `radix.evict` or `radix.evict_by_forecast`."""
+
+    @inner
+    def schedule(requests, pools, scratch, w, s, f, lists, now, defer):
+        """Step 1 of a pass."""
+        sglang.schedule(requests, pools, scratch, w, s, f, lists, now, defer, evict)
+
+    @inner
+    def settle_stretch(requests, pools, w, s, f, lists, passes, start, end):
+        """Enter a walked stretch of `passes` passes into pages and requests."""
+        take_pages(requests, pools, s, s[GROWN], evict)
+        s[PREFILL_TOKENS] = 0
+        decay_ratio(f, passes)
+        pass_time(s, f, passes, end)
+        if s[TICK] >= s[NEXT_FINISH]:
+            finish_front(requests, pools, w, s, lists, end)
+        s[FRONT_JOINED] = s[FRONT]
+
+    return Scheduler(
+        has_work=has_work,
+        notices=notices,
+        steady_passes=steady_passes,
+        defers=defers,
+        schedule=schedule,
+        price=sglang.price,
+        tokens_to_emit=sglang.tokens_to_emit,
+        apply=sglang.apply,
+        settle_stretch=settle_stretch,
+        close_group=close_group,
+        room=room,
+        forget=forget,
+    )
+
+
+SCHEDULER = bind(evict)

@@ -1,15 +1,10 @@
-"""One scheduler pass of one vLLM or TensorRT-LLM rank, and its decode front.
+"""One scheduler pass of one vLLM or TensorRT-LLM rank.
 
 A pass has four steps: schedule (running requests first, then admissions), sum up the work, price
-it, apply it. `schedule` and `price` run at the start of a pass, `apply` at its end.
-
-The *front* is the leading part of the running list whose members all emitted a token at the last
-pass end and have more to produce. They advance in step, one token a pass, so they are kept
-implicitly: tokens = GENERATED + tick, blocks from COMPUTED and the tick; the growth counter of
-`tick % block_size` is the number of members that need a block in a pass. A pass over the front
-costs O(1). When memory does not suffice, or the budget leaves some of them out, the front is
-dissolved and the pass is scheduled request by request. (Reference: vLLM backend, sections 2, 3 and
-6.)
+it, apply it. `schedule` and `price` run at the start of a pass, `apply` at its end. Running
+requests that emitted a token at the last pass end form the front (see front.py). When memory does
+not suffice, or the budget leaves some of them out, the front is dissolved and the pass is scheduled
+request by request. (Reference: vLLM backend, sections 2, 3 and 6.)
 
 TensorRT-LLM runs the same pass under two more rules: admission reserves blocks for the whole output
 (RESERVES_OUTPUT), so that nobody is ever preempted, and a fully cached prompt keeps its whole hit
@@ -22,38 +17,49 @@ import numpy as np
 
 from vecsim.kernels.blockpool import (
     blocks_of,
-    find_prefix,
     publish,
+    reference_prefix,
     release,
     take_blocks,
 )
+from vecsim.kernels.front import (
+    advance_front,
+    close_gaps,
+    empty_front,
+    join_front,
+    known_tokens,
+    leave_front,
+)
 from vecsim.kernels.jit import inner
 from vecsim.kernels.layout import (
-    ARRIVAL,
     BLOCK_SIZE,
     BUDGET,
     CAPACITY_BOUND,
     CHUNKED_PREFILL,
-    COMPLETED,
+    COMMITTED_PREFILL,
     COMPUTED,
-    COUNTED,
+    EVICT_BELADY,
+    EVICTION_POLICY,
+    FAILED,
     FINISH,
     FREE,
     FRESH,
     FRONT,
     FRONT_CONTEXT,
     FRONT_COUNTED,
+    FRONT_JOINED,
     GENERATED,
     GROWTH_OFFSET,
     IDLE,
     ISL,
-    KEEPS_WHOLE_HIT,
+    KV_CAPACITY_EXHAUSTED,
     LAST_TOKEN,
     LIMIT,
-    MAX_MODEL_LEN,
-    NEVER,
+    LONER,
+    MAX_NUM_SEQS,
     NEXT,
     NEXT_FINISH,
+    NO_PROGRESS,
     NONE,
     NUM_BLOCKS,
     PASS_PREFIX,
@@ -62,7 +68,6 @@ from vecsim.kernels.layout import (
     PREEMPT_FIRST,
     PREEMPTED_ANY,
     PREEMPTED_COUNT,
-    PREEMPTED_HEAD,
     PREEMPTIONS,
     PREFILL_ISL,
     PREFILL_PREFIX,
@@ -70,85 +75,49 @@ from vecsim.kernels.layout import (
     PREFILL_TOKENS,
     PREFILLS,
     PROMPT_EXCEEDS_KV_CAPACITY,
-    PROMPT_EXCEEDS_MAX_MODEL_LEN,
-    QUEUE_HEAD,
+    PROMPT_EXCEEDS_TOKEN_BUDGET,
+    READY_HEAD,
+    REJECTED,
+    REJECTED_HEAD,
     RESERVED,
     RESERVES_OUTPUT,
     RETIRED,
     RUN_OFFSET,
     RUNNING,
-    STATUS,
-    TERMINAL,
-    TERMINALS,
     TICK,
     TOKEN_BUDGET,
 )
+from vecsim.kernels.observe import count_gap
+from vecsim.kernels.queues import queue_head
+from vecsim.kernels.records import (
+    begin_pass,
+    complete,
+    emit_token,
+    end_rejected,
+    log_admission,
+    mark_second_tokens,
+    reject,
+    settle,
+)
 from vecsim.kernels.timing import decode_ms, prefill_ms
-
-
-# --- the waiting queue ----------------------------------------------------------------------------
-@inner
-def queue_head(requests, s, now):
-    """Request at the head of the waiting queue at `now`, or NONE: preempted ones wait in front."""
-    if s[PREEMPTED_HEAD] >= 0:
-        return s[PREEMPTED_HEAD]
-    q = s[QUEUE_HEAD]
-    if q >= 0 and requests.time[ARRIVAL, q] <= now:
-        return q
-    return NONE
-
-
-@inner
-def drop_head(requests, s, q):
-    """Take `q`, the head, off the waiting queue."""
-    if s[PREEMPTED_HEAD] >= 0:
-        s[PREEMPTED_HEAD] = requests.state[NEXT, q]
-        s[PREEMPTED_COUNT] -= 1
-    else:
-        s[QUEUE_HEAD] = requests.state[NEXT, q]
-
-
-@inner
-def has_work(requests, s, now):
-    """Whether a pass of this rank starting at `now` has anybody to look at."""
-    return s[RUNNING] > 0 or queue_head(requests, s, now) >= 0
+from vecsim.kernels.vllm_queue import (
+    drop_head,
+    footprint,
+    passes_the_gate,
+    rejection,
+    reusable_blocks,
+    tokens_to_admit,
+)
 
 
 # --- the decode front -----------------------------------------------------------------------------
 @inner
-def growth_slot(s, prompt, generated):
-    """Counter of the passes in which a front member (GENERATED = `generated`) needs a block."""
-    return s[GROWTH_OFFSET] + (1 - prompt - generated) % s[BLOCK_SIZE]
-
-
-@inner
-def join_front(requests, s, lists, q):
-    """Append an explicit request, which just emitted a token, to the front."""
-    state = requests.state
-    generated = np.int64(state[GENERATED, q])
-    state[GENERATED, q] = generated - s[TICK]
-    state[FINISH, q] = s[TICK] + state[LIMIT, q] - generated
-    s[NEXT_FINISH] = min(s[NEXT_FINISH], np.int64(state[FINISH, q]))
-    lists[growth_slot(s, np.int64(state[ISL, q]), np.int64(state[GENERATED, q]))] += 1
-    s[FRONT] += 1
-    s[FRONT_CONTEXT] += state[ISL, q] + generated
-    s[FRONT_COUNTED] += state[COUNTED, q]
-
-
-@inner
-def leave_front(requests, pools, s, lists, q):
-    """Make a front member explicit again; the caller adjusts FRONT and the running list."""
-    state = requests.state
-    prompt = np.int64(state[ISL, q])
-    lists[growth_slot(s, prompt, np.int64(state[GENERATED, q]))] -= 1
-    generated = np.int64(state[GENERATED, q]) + s[TICK]
-    before = np.int64(state[COMPUTED, q])
-    state[GENERATED, q] = generated
-    state[COMPUTED, q] = prompt + generated - 1
-    s[FRONT_CONTEXT] -= prompt + generated
-    s[FRONT_COUNTED] -= state[COUNTED, q]
-    block_size = s[BLOCK_SIZE]
-    publish(requests, pools, s, q, before // block_size, (prompt + generated - 1) // block_size)
+def leave(requests, pools, s, lists, q):
+    """Make a front member explicit again: all but its newest token are computed, and published."""
+    before = np.int64(requests.state[COMPUTED, q])
+    leave_front(requests, s, lists, q, np.int64(1))
+    computed = np.int64(requests.state[COMPUTED, q])
+    publish(requests, pools, s, q, before // s[BLOCK_SIZE], computed // s[BLOCK_SIZE])
 
 
 @inner
@@ -156,10 +125,9 @@ def dissolve_front(requests, pools, s, lists, now):
     """Make all front members explicit; their last tokens came at `now`."""
     for i in range(s[FRONT]):
         q = np.int64(lists[s[RUN_OFFSET] + i])
-        leave_front(requests, pools, s, lists, q)
+        leave(requests, pools, s, lists, q)
         requests.time[LAST_TOKEN, q] = now
-    s[FRONT] = 0
-    s[NEXT_FINISH] = NEVER
+    empty_front(s)
 
 
 # --- schedule: running requests -------------------------------------------------------------------
@@ -214,8 +182,8 @@ def preempt(requests, pools, s, lists):
     undo_work(requests, s, victim)
     state[COMPUTED, victim] = 0
     state[FRESH, victim] = 0
-    state[NEXT, victim] = s[PREEMPTED_HEAD]
-    s[PREEMPTED_HEAD] = victim
+    state[NEXT, victim] = s[READY_HEAD]
+    s[READY_HEAD] = victim
     s[PREEMPTED_COUNT] += 1
     s[PREEMPTED_ANY] = 1
     s[PREEMPTIONS] += 1
@@ -228,18 +196,6 @@ def grow_running(requests, pools, s, count):
     take_blocks(requests, pools, s, count)
     if s[RESERVES_OUTPUT] != 0:
         s[RESERVED] -= count
-
-
-@inner
-def footprint(requests, s, q):
-    """Blocks that a request must be able to own for its admission."""
-    state = requests.state
-    tokens = np.int64(state[ISL, q])
-    if s[RESERVES_OUTPUT] != 0:
-        tokens += state[LIMIT, q]
-    else:
-        tokens += state[GENERATED, q]
-    return blocks_of(tokens, s[BLOCK_SIZE])
 
 
 @inner
@@ -307,7 +263,7 @@ def fits_without_preemption(requests, s, lists, defer):
         if defer and not built(requests, q):
             continue
         computed = np.int64(requests.state[COMPUTED, q])
-        left = np.int64(requests.state[ISL, q]) + requests.state[GENERATED, q] - computed
+        left = known_tokens(requests, q) - computed
         tokens = min(left, budget)
         need += blocks_of(computed + tokens, s[BLOCK_SIZE]) - blocks_of(computed, s[BLOCK_SIZE])
         budget -= tokens
@@ -342,72 +298,74 @@ def dissolve_scheduled_front(requests, pools, s, lists, now):
 
 
 @inner
-def make_room(requests, pools, s, lists, q, need, now):
-    """Preempt until `q`, which no gate held back, can take `need` blocks: they are there then."""
+def make_room(requests, pools, s, lists, need, now):
+    """Preempt until `need` blocks can be taken, for a request that no gate held back."""
     if need > s[FREE] + s[IDLE]:
         dissolve_scheduled_front(requests, pools, s, lists, now)
-    while need > s[FREE] + s[IDLE] and s[RUNNING] > 0:
+    while need > s[FREE] + s[IDLE]:
         preempt(requests, pools, s, lists)
-    return need <= s[FREE] + s[IDLE]
 
 
 # --- schedule: admissions -------------------------------------------------------------------------
 @inner
-def rejection(requests, s, q):
-    """Reason to reject the queue head, or 0. A preempted request is never rejected."""
-    if requests.state[FRESH, q] == 0:
-        return np.int64(0)
-    if requests.state[ISL, q] >= s[MAX_MODEL_LEN]:
-        return PROMPT_EXCEEDS_MAX_MODEL_LEN
-    if footprint(requests, s, q) > s[NUM_BLOCKS]:
-        return PROMPT_EXCEEDS_KV_CAPACITY
-    return np.int64(0)
+def settle_standstill(requests, pools, w, s, q, now):
+    """End a queue head that can never be admitted although nothing runs on its rank."""
+    state = requests.state
+    produced = np.int64(state[GENERATED, q])
+    status = FAILED if produced > 0 else REJECTED
+    reason = NO_PROGRESS
+    if blocks_of(np.int64(state[ISL, q]) + produced, s[BLOCK_SIZE]) > s[NUM_BLOCKS]:
+        reason = KV_CAPACITY_EXHAUSTED if produced > 0 else PROMPT_EXCEEDS_KV_CAPACITY
+    elif s[CHUNKED_PREFILL] == 0 and state[ISL, q] > s[TOKEN_BUDGET]:
+        reason = PROMPT_EXCEEDS_TOKEN_BUDGET
+    if s[EVICTION_POLICY] == EVICT_BELADY:
+        state[RETIRED, q] = 1
+    drop_head(requests, s)
+    settle(requests, w, s, q, status, reason, now)
 
 
 @inner
-def reusable_blocks(requests, pools, s, q, known):
-    """(hits, active) of a request with `known` tokens. vLLM always computes one token at least, and
-    looks nothing up for an empty prompt."""
-    if requests.state[ISL, q] == 0 and s[KEEPS_WHOLE_HIT] == 0:
-        return np.int64(0), np.int64(0)
-    if requests.state[LIMIT, q] > 0 and s[KEEPS_WHOLE_HIT] == 0:
-        most = max(known - 1, np.int64(0)) // s[BLOCK_SIZE]
-    else:
-        most = known // s[BLOCK_SIZE]
-    return find_prefix(requests, pools, s, q, most)
-
-
-@inner
-def gate_is_shut(requests, s, q, active):
-    """Whether the footprint, less what others hold already, exceeds the blocks nobody counts on."""
-    return footprint(requests, s, q) - active > s[FREE] + s[IDLE] - s[RESERVED]
-
-
-@inner
-def passes_the_gate(requests, s, q, hits, active, defer):
-    """Whether memory and the prefill interval let the queue head in.
-
-    The reference waves an empty prompt through, whatever it generated before a preemption, and
-    preempts for it. One that outgrew the pool would be admitted and preempted for ever: it waits.
-    """
-    if requests.state[ISL, q] == 0:
-        return footprint(requests, s, q) <= s[NUM_BLOCKS]
-    if gate_is_shut(requests, s, q, active):
-        return False
-    known = np.int64(requests.state[ISL, q]) + requests.state[GENERATED, q]
-    return not (defer and known - hits * s[BLOCK_SIZE] > 1)
-
-
-@inner
-def tokens_to_admit(requests, s, q, known, cached):
-    """Tokens that the queue head computes on admission, or NONE when the budget blocks it."""
-    prompt_left = np.int64(requests.state[ISL, q]) - cached
-    if s[CHUNKED_PREFILL] == 0 and prompt_left > 0 and prompt_left > s[BUDGET]:
-        return NONE
-    tokens = min(known - cached, s[BUDGET])
-    if tokens == 0 and known > cached:
-        return NONE
-    return tokens
+def admit_waiting(requests, pools, scratch, w, s, lists, now, defer):
+    """Phase 2 of a pass: admit from the head of the queue, strictly in order."""
+    state = requests.state
+    while s[PREEMPTED_ANY] == 0 and s[RUNNING] < s[MAX_NUM_SEQS]:
+        q = queue_head(requests, s, now)
+        if q < 0:
+            return
+        reason = rejection(requests, s, q)
+        if reason > 0:
+            drop_head(requests, s)
+            reject(requests, s, q, reason)
+            if s[EVICTION_POLICY] == EVICT_BELADY:
+                state[RETIRED, q] = 1
+            continue
+        known = known_tokens(requests, q)
+        hits, active = reusable_blocks(requests, pools, s, q, known)
+        cached = hits * s[BLOCK_SIZE]
+        tokens = NONE
+        if passes_the_gate(requests, s, q, hits, active, defer):
+            tokens = tokens_to_admit(requests, s, q, known, cached)
+        if tokens < 0:
+            if s[RUNNING] > 0 or s[REJECTED_HEAD] >= 0:
+                return
+            settle_standstill(requests, pools, w, s, q, now)
+            continue
+        drop_head(requests, s)
+        reference_prefix(requests, pools, s, q, hits)
+        need = blocks_of(cached + tokens, s[BLOCK_SIZE]) - hits
+        if requests.state[ISL, q] == 0:
+            make_room(requests, pools, s, lists, need, now)
+        take_blocks(requests, pools, s, need)
+        lists[s[RUN_OFFSET] + s[RUNNING]] = q
+        s[RUNNING] += 1
+        log_admission(requests, scratch, q, now, cached)
+        state[COMPUTED, q] = cached
+        if s[RESERVES_OUTPUT] != 0:
+            s[RESERVED] += footprint(requests, s, q) - blocks_of(cached + tokens, s[BLOCK_SIZE])
+        no_budget = s[BUDGET] == 0
+        compute(requests, pools, s, q, tokens)
+        if no_budget:
+            return
 
 
 @inner
@@ -430,12 +388,25 @@ def is_deferring(requests, s, lists, step):
     return built_ones > 0
 
 
+@inner
+def schedule(requests, pools, scratch, w, s, lists, now, defer):
+    """Step 1 of a pass: decide what every running and waiting request computes."""
+    begin_pass(s)
+    s[BUDGET] = s[TOKEN_BUDGET]
+    schedule_running(requests, pools, s, lists, now, defer)
+    admit_waiting(requests, pools, scratch, w, s, lists, now, defer)
+    if s[EVICTION_POLICY] == EVICT_BELADY:
+        retire_running(requests, s, lists)
+    if not defer and s[PREEMPTED_ANY] == 0:
+        s[CAPACITY_BOUND] = np.int64(queue_head(requests, s, now) >= 0)
+
+
 # --- work summary and price -----------------------------------------------------------------------
 @inner
 def is_ready(requests, q):
     """Whether all known tokens of an explicit request are computed."""
     state = requests.state
-    return state[COMPUTED, q] >= np.int64(state[ISL, q]) + state[GENERATED, q]
+    return state[COMPUTED, q] >= known_tokens(requests, q)
 
 
 @inner
@@ -457,7 +428,7 @@ def price(requests, s, f, lists, start):
         # The first token comes out of the pass that finishes the prompt, free of charge.
         if state[GENERATED, q] > 0 or state[PASS_PROMPT, q] == 0:
             batch += 1
-            context += np.int64(state[ISL, q]) + state[GENERATED, q]
+            context += known_tokens(requests, q)
     if batch > 0:
         duration = decode_ms(s, f, batch, context)
         if duration < 0.0:
@@ -474,9 +445,61 @@ def finish(requests, pools, w, s, q, end):
     if s[RESERVES_OUTPUT] != 0:
         s[RESERVED] -= footprint(requests, s, q) - blocks_of(computed, s[BLOCK_SIZE])
     release(requests, pools, s, q, computed)
-    requests.state[STATUS, q] = COMPLETED
-    requests.time[TERMINAL, q] = end
-    w[TERMINALS] += 1
+    complete(requests, w, q, end)
+
+
+@inner
+def finish_without_output(requests, pools, w, s, lists, end):
+    """Complete the ready requests that have nothing to produce; they leave before all others."""
+    start = s[RUN_OFFSET]
+    kept = s[FRONT]
+    for i in range(s[FRONT], s[RUNNING]):
+        q = np.int64(lists[start + i])
+        if requests.state[LIMIT, q] == 0 and is_ready(requests, q):
+            requests.state[PASS_TOKENS, q] = 0
+            requests.state[PASS_PROMPT, q] = 0
+            finish(requests, pools, w, s, q, end)
+        else:
+            lists[start + kept] = q
+            kept += 1
+    s[RUNNING] = kept
+
+
+@inner
+def finish_front(requests, pools, w, s, lists, end):
+    """Complete the front members whose last token came at `end`."""
+    start = s[RUN_OFFSET]
+    for i in range(start, start + s[FRONT]):
+        q = np.int64(lists[i])
+        if requests.state[FINISH, q] <= s[TICK]:
+            leave(requests, pools, s, lists, q)
+            requests.time[LAST_TOKEN, q] = end
+            finish(requests, pools, w, s, q, end)
+            lists[i] = NONE
+    close_gaps(requests, s, lists)
+
+
+@inner
+def emit_explicit(requests, pools, times, scratch, w, s, lists, end):
+    """Tokens of the explicit requests, in order; who has more to produce joins the front."""
+    state = requests.state
+    start = s[RUN_OFFSET]
+    kept = s[FRONT]
+    for i in range(s[FRONT], s[RUNNING]):
+        q = np.int64(lists[start + i])
+        state[PASS_TOKENS, q] = 0
+        state[PASS_PROMPT, q] = 0
+        emitted = is_ready(requests, q)
+        if emitted:
+            emit_token(requests, times, scratch, q, end)
+            if state[GENERATED, q] == state[LIMIT, q]:
+                finish(requests, pools, w, s, q, end)
+                continue
+        lists[start + kept] = q
+        kept += 1
+        if emitted and kept == s[FRONT] + 1 and state[LONER, q] == 0:
+            join_front(requests, s, lists, q)
+    s[RUNNING] = kept
 
 
 @inner
@@ -490,7 +513,19 @@ def tokens_to_emit(requests, s, lists):
 
 
 @inner
-def advance_front(s, passes):
-    """`passes` passes went by for every front member."""
-    s[TICK] += passes
-    s[FRONT_CONTEXT] += passes * s[FRONT]
+def apply(requests, pools, times, scratch, w, s, lists, start, end):
+    """Step 4 of a pass: tokens, completions, rejections at its end. Returns held blocks x ms."""
+    if s[FRONT] > 0:
+        count_gap(times, scratch, end - start, s[FRONT_COUNTED])
+        mark_second_tokens(requests, s, lists, end)
+    held = np.float64(s[NUM_BLOCKS] - s[FREE] - s[IDLE]) * (end - start)
+    advance_front(s, np.int64(1))
+    if s[RUNNING] > s[FRONT]:
+        finish_without_output(requests, pools, w, s, lists, end)
+    if s[TICK] >= s[NEXT_FINISH]:
+        finish_front(requests, pools, w, s, lists, end)
+    s[FRONT_JOINED] = s[FRONT]
+    emit_explicit(requests, pools, times, scratch, w, s, lists, end)
+    end_rejected(requests, w, s, end)
+    s[COMMITTED_PREFILL] += s[PREFILL_TOKENS]
+    return held

@@ -1,7 +1,7 @@
 """What a worker asks of a vLLM-style rank (vLLM, TensorRT-LLM) beyond its pass.
 
-When it is steady, which arrivals it acts on, how a stretch is settled. `bind` names the whole for
-`worker.bind`; `SCHEDULER` is that of an aggregated rank.
+When it is steady, which arrivals it acts on, how a stretch is settled. `SCHEDULER` names the whole
+for `worker.bind`.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from vecsim.kernels import vllm
+from vecsim.kernels.front import advance_front, known_tokens
 from vecsim.kernels.jit import inner
 from vecsim.kernels.layout import (
     ARRIVAL,
@@ -20,10 +21,8 @@ from vecsim.kernels.layout import (
     FREE,
     FRONT,
     FRONT_JOINED,
-    GENERATED,
     GROWN,
     IDLE,
-    ISL,
     MAX_NUM_SEQS,
     NEXT_FINISH,
     PREFILL_SCHEDULE_INTERVAL,
@@ -33,20 +32,15 @@ from vecsim.kernels.layout import (
     TICK,
     TOKEN_BUDGET,
 )
+from vecsim.kernels.queues import has_work, queue_head
 from vecsim.kernels.stretch import passes_within
-from vecsim.kernels.vllm import (
-    advance_front,
-    grow_running,
-    has_work,
-    is_deferring,
+from vecsim.kernels.vllm import finish_front, grow_running, is_deferring
+from vecsim.kernels.vllm_queue import (
     passes_the_gate,
-    queue_head,
     rejection,
     reusable_blocks,
     tokens_to_admit,
 )
-from vecsim.kernels.vllm_pass import AGGREGATED, Rules
-from vecsim.kernels.vllm_pass import bind as bind_pass
 from vecsim.kernels.worker import Scheduler
 
 
@@ -57,12 +51,27 @@ def head_keeps_waiting(requests, pools, s, q):
         return True
     if rejection(requests, s, q) > 0:
         return False
-    known = np.int64(requests.state[ISL, q]) + requests.state[GENERATED, q]
+    known = known_tokens(requests, q)
     hits, active = reusable_blocks(requests, pools, s, q, known)
     if not passes_the_gate(requests, s, q, hits, active, np.bool_(False)):
         return True
     s[BUDGET] = s[TOKEN_BUDGET] - s[FRONT]
     return tokens_to_admit(requests, s, q, known, hits * s[BLOCK_SIZE]) < 0
+
+
+@inner
+def steady_passes(requests, pools, w, s, f, lists, now):
+    """Passes that the rank can make as pure decodes of its front; 0 when it is not steady."""
+    if s[FRONT] == 0 or s[RUNNING] != s[FRONT] or s[FRONT] > s[TOKEN_BUDGET]:
+        return np.int64(0)
+    q = queue_head(requests, s, now)
+    if q >= 0 and not head_keeps_waiting(requests, pools, s, q):
+        return np.int64(0)
+    blocks = s[FREE]
+    if s[EVICTION_POLICY] != EVICT_BELADY:
+        # Belady's victim depends on what other workers admit meanwhile.
+        blocks += s[IDLE]
+    return passes_within(s, lists, blocks, s[NEXT_FINISH] - s[TICK])
 
 
 @inner
@@ -76,6 +85,32 @@ def notices(requests, s, now):
 def defers(requests, w, s, f, lists, now, dp_size):
     """Whether the pass about to start puts off prefills."""
     return dp_size > 1 and is_deferring(requests, s, lists, w[STEP])
+
+
+@inner
+def schedule(requests, pools, scratch, w, s, f, lists, now, defer):
+    """Step 1 of a pass."""
+    vllm.schedule(requests, pools, scratch, w, s, lists, now, defer)
+
+
+@inner
+def apply(requests, pools, times, scratch, w, s, f, lists, start, end):
+    """Step 4 of a pass. Returns held blocks x ms."""
+    return vllm.apply(requests, pools, times, scratch, w, s, lists, start, end)
+
+
+@inner
+def settle_stretch(requests, pools, w, s, f, lists, passes, start, end):
+    """Enter a walked stretch of `passes` passes into blocks and requests."""
+    grow_running(requests, pools, s, s[GROWN])
+    interval = s[PREFILL_SCHEDULE_INTERVAL]
+    to_next_admission = (interval - w[STEP] % interval) % interval
+    if s[CAPACITY_BOUND] != 0 or to_next_admission < passes:
+        s[CAPACITY_BOUND] = np.int64(queue_head(requests, s, start) >= 0)
+    advance_front(s, passes)
+    if s[TICK] >= s[NEXT_FINISH]:
+        finish_front(requests, pools, w, s, lists, end)
+    s[FRONT_JOINED] = s[FRONT]
 
 
 @inner
@@ -105,71 +140,17 @@ def forget(ranks, pools):
     """A worker that advanced on its own is done: each rank has copies of its own, nothing to do."""
 
 
-def bind(rules: Rules) -> Scheduler:
-    """The scheduler of a rank under the rules of its role."""
-    run_schedule, run_apply, finish_front = bind_pass(rules)
-    head, is_prebuilt = rules.head, rules.is_prebuilt
-    keeps_waiting = head_keeps_waiting
-    if is_prebuilt is not None:
-
-        @inner
-        def keeps_waiting(requests, pools, s, q):
-            """As `head_keeps_waiting`; a prebuilt request needs a slot, no more."""
-            if is_prebuilt(requests, s, q):
-                return s[RUNNING] >= s[MAX_NUM_SEQS]
-            return head_keeps_waiting(requests, pools, s, q)
-
-    @inner
-    def steady_passes(requests, pools, w, s, f, lists, now):
-        """Passes that the rank can make as pure decodes of its front; 0 when it is not steady."""
-        if s[FRONT] == 0 or s[RUNNING] != s[FRONT] or s[FRONT] > s[TOKEN_BUDGET]:
-            return np.int64(0)
-        q = head(requests, s, now)
-        if q >= 0 and not keeps_waiting(requests, pools, s, q):
-            return np.int64(0)
-        blocks = s[FREE]
-        if s[EVICTION_POLICY] != EVICT_BELADY:
-            # Belady's victim depends on what other workers admit meanwhile.
-            blocks += s[IDLE]
-        return passes_within(s, lists, blocks, s[NEXT_FINISH] - s[TICK])
-
-    @inner
-    def schedule(requests, pools, scratch, w, s, f, lists, now, defer):
-        """Step 1 of a pass."""
-        run_schedule(requests, pools, scratch, w, s, lists, now, defer)
-
-    @inner
-    def apply(requests, pools, times, scratch, w, s, f, lists, start, end):
-        """Step 4 of a pass. Returns held blocks x ms."""
-        return run_apply(requests, pools, times, scratch, w, s, lists, start, end)
-
-    @inner
-    def settle_stretch(requests, pools, w, s, f, lists, passes, start, end):
-        """Enter a walked stretch of `passes` passes into blocks and requests."""
-        grow_running(requests, pools, s, s[GROWN])
-        interval = s[PREFILL_SCHEDULE_INTERVAL]
-        to_next_admission = (interval - w[STEP] % interval) % interval
-        if s[CAPACITY_BOUND] != 0 or to_next_admission < passes:
-            s[CAPACITY_BOUND] = np.int64(queue_head(requests, s, start) >= 0)
-        advance_front(s, passes)
-        if s[TICK] >= s[NEXT_FINISH]:
-            finish_front(requests, pools, w, s, lists, end)
-        s[FRONT_JOINED] = s[FRONT]
-
-    return Scheduler(
-        has_work=has_work,
-        notices=notices,
-        steady_passes=steady_passes,
-        defers=defers,
-        schedule=schedule,
-        price=vllm.price,
-        tokens_to_emit=vllm.tokens_to_emit,
-        apply=apply,
-        settle_stretch=settle_stretch,
-        close_group=close_group,
-        room=room,
-        forget=forget,
-    )
-
-
-SCHEDULER = bind(AGGREGATED)
+SCHEDULER = Scheduler(
+    has_work=has_work,
+    notices=notices,
+    steady_passes=steady_passes,
+    defers=defers,
+    schedule=schedule,
+    price=vllm.price,
+    tokens_to_emit=vllm.tokens_to_emit,
+    apply=apply,
+    settle_stretch=settle_stretch,
+    close_group=close_group,
+    room=room,
+    forget=forget,
+)

@@ -32,6 +32,13 @@ UNCOMPARED = {
     "prediction_provenance",
     "performance_diagnostics",
     "per_request",
+    "agentic_graph",
+    "agentic_input_format",
+    "agentic_lifecycle_digest",
+    "agentic_lifecycle_event_count",
+    "agentic_model_projection",
+    "agentic_qualification",
+    "weka_nested_timestamp_basis",
 }
 
 HANDOFF_COLUMNS = (
@@ -81,6 +88,23 @@ class Answer:
     exhaustive: bool
 
 
+def _compared(report: dict) -> dict:
+    """What is compared of a report, without the digests in the names of Weka's plays."""
+    fields = {k: v for k, v in report.items() if k not in UNCOMPARED}
+    if "agentic_play_outcomes" in fields:
+        fields["agentic_play_outcomes"] = [
+            {k: without_digest(v) for k, v in play.items()}
+            for play in fields["agentic_play_outcomes"]
+        ]
+    return fields
+
+
+def without_digest(name: Any) -> Any:
+    """The name of a request or play of Weka's without its digest; anything else as it is."""
+    weka = isinstance(name, str) and name.startswith("weka:")
+    return name.split(":", 3)[3] if weka else name
+
+
 # --- from the reference ---------------------------------------------------------------------------
 
 
@@ -95,7 +119,7 @@ def from_reference(report: dict, ids: list[str]) -> Answer:
             (a["pool"], a["at_ms"], a["reused_input_tokens"]) for a in row["admission_history"]
         ]
         requests[position[row["request_id"]]] = record
-    return Answer(requests, {k: v for k, v in report.items() if k not in UNCOMPARED}, False)
+    return Answer(requests, _compared(report), False)
 
 
 def from_case(expect: dict, count: int) -> Answer:
@@ -105,8 +129,7 @@ def from_case(expect: dict, count: int) -> Answer:
         record = {name: row.get(name) for name in COLUMNS}
         record["admission_history"] = [tuple(a[:3]) for a in row["admission_history"]]
         requests[row["index"]] = record
-    report = {k: v for k, v in expect["report"].items() if k not in UNCOMPARED}
-    return Answer(requests, report, False)
+    return Answer(requests, _compared(expect["report"]), False)
 
 
 # --- from vecsim ----------------------------------------------------------------------------------
@@ -121,8 +144,7 @@ def from_result(result) -> Answer:
     for row in result.admissions.to_dicts():
         entry = (row["pool"], row["at_ms"], row["reused"])
         requests[row["request"]]["admission_history"].append(entry)
-    report = {k: v for k, v in result.reference_report().items() if k not in UNCOMPARED}
-    return Answer(requests, report, True)
+    return Answer(requests, _compared(result.reference_report()), True)
 
 
 # --- from the slow model --------------------------------------------------------------------------

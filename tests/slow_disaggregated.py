@@ -7,11 +7,12 @@ or bandwidth. Where nothing can move any more, the blocked head of the lowest ra
 
 from __future__ import annotations
 
+import heapq
 from collections import deque
 from dataclasses import dataclass, field
 
 from tests.slow_handoff import TrtllmDestination, TrtllmSource, VllmDestination, VllmSource
-from tests.slow_model import Endless, SlowOutcome
+from tests.slow_model import Endless, SlowOutcome, Tokenizer, tokenizer_of
 from tests.slow_rank import Pass, Request
 
 IDLE_PASS_LIMIT = 2_000
@@ -25,6 +26,7 @@ PREFILL, DECODE = 0, 1
 class Worker:
     def __init__(self, ranks: list) -> None:
         self.ranks = ranks
+        self.tokenizer: Tokenizer | None = None
         self.flight: list[tuple[int, Pass]] | None = None
         self.end_ms = 0.0
         self.step = 0
@@ -100,6 +102,8 @@ class Fleet:
             Pool(k, role, topology[name]["initial_workers"])
             for k, (name, role) in enumerate(zip(("prefill", "decode"), roles, strict=True))
         ]
+        for w in self.pools[PREFILL].workers:
+            w.tokenizer = tokenizer_of(payload)
         self.source_rank = roles[0].get("rank", {})
         self.latency_ms = float(topology.get("handoff_latency_ms", 0.0))
         self.handoffs = [self._handoff(k, r) for k, r in enumerate(spec["requests"])]
@@ -141,6 +145,7 @@ class Fleet:
         while True:
             times = [w.end_ms for p in self.pools for w in p.workers if w.flight is not None]
             times += [at for at, _, _ in self.transfers]
+            times += [w.tokenizer.pending[0][0] for w in self._tokenizing()]
             if self.max_in_flight is None and self.taken < len(self.queue):
                 times.append(self.queue[self.taken].authored_ms)
             if not times:
@@ -159,7 +164,7 @@ class Fleet:
     def _drain(self) -> None:
         changed = True
         while changed:
-            changed = False
+            changed = self._deliver_tokenized()
             for pool in self.pools:
                 for w in pool.workers:
                     w.set_aside = False
@@ -200,8 +205,27 @@ class Fleet:
     # Actions
 
     def _submit(self, h: Handoff) -> None:
-        h.prefill = self.pools[PREFILL].place(h.pins[PREFILL])
-        self.pools[PREFILL].rank(h.prefill).accept(h.source)
+        pool = self.pools[PREFILL]
+        h.prefill = h.source.scheduler = pool.place(h.pins[PREFILL])
+        tokenizer = pool.worker(h.prefill).tokenizer
+        if tokenizer is None:
+            pool.rank(h.prefill).accept(h.source)
+        else:
+            tokenizer.take(h.source, self.now)
+            self._deliver_tokenized()
+
+    def _tokenizing(self) -> list[Worker]:
+        workers = self.pools[PREFILL].workers
+        return [w for w in workers if w.tokenizer and w.tokenizer.pending]
+
+    def _deliver_tokenized(self) -> bool:
+        changed = False
+        for w in self._tokenizing():
+            while w.tokenizer.pending and w.tokenizer.pending[0][0] <= self.now:
+                q = heapq.heappop(w.tokenizer.pending)[2]
+                self.pools[PREFILL].rank(q.scheduler).accept(q)
+                changed = True
+        return changed
 
     def _reserve(self, h: Handoff) -> None:
         pool = self.pools[DECODE]
@@ -387,7 +411,7 @@ def _outcome(fleet: Fleet) -> SlowOutcome:
     sources = [[cached for _, cached in h.source.admissions] or [0] for h in hs]
     return SlowOutcome(
         arrival_ms=[h.arrival_ms for h in hs],
-        tokenized_ms=[None] * len(hs),
+        tokenized_ms=[h.source.tokenized_ms for h in hs],
         first_admit_ms=[_first(h.source.admissions) for h in hs],
         first_token_ms=[t[0] if t else None for t in times],
         second_token_ms=[t[1] if len(t) > 1 else None for t in times],

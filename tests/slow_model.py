@@ -71,8 +71,9 @@ class Fleet:
         self.dp_size = engine.get("dp_size", 1)
         if config.get("backend") == "sglang":
             page = config.get("block_size") or 1
+            names: dict = {}
             self.requests = [
-                slow_sglang.Request(k, r, page) for k, r in enumerate(spec["requests"])
+                slow_sglang.Request(k, r, page, names) for k, r in enumerate(spec["requests"])
             ]
         else:
             probe = _rank_class(config)(config, 1, None)
@@ -98,10 +99,12 @@ class Fleet:
         if config.get("backend") != "sglang":
             rank = _rank_class(config)
             ranks = [rank(config, self.dp_size, forecast) for _ in range(self.dp_size)]
-            return Worker(ranks, _tokenizer(payload), None)
+            return Worker(ranks, tokenizer_of(payload), None)
         group = slow_sglang.Group(config)
-        group.ranks = [slow_sglang.Rank(config, self.dp_size, group) for _ in range(self.dp_size)]
-        return Worker(group.ranks, _tokenizer(payload), group)
+        group.ranks = [
+            slow_sglang.Rank(config, self.dp_size, group, forecast) for _ in range(self.dp_size)
+        ]
+        return Worker(group.ranks, tokenizer_of(payload), group)
 
     # One instant
 
@@ -224,7 +227,7 @@ def _rank_class(config: dict) -> type[Rank]:
     return TrtllmRank if config.get("backend") == "trtllm" else Rank
 
 
-def _tokenizer(payload: dict) -> Tokenizer | None:
+def tokenizer_of(payload: dict) -> Tokenizer | None:
     stage = payload.get("tokenization") or {}
     base_ms, per_token_ms = stage.get("base_ms", 0.0), stage.get("per_input_token_ms", 0.0)
     if base_ms == 0 and per_token_ms == 0:

@@ -6,7 +6,7 @@ Shares no code with the kernels; `tests.slow_model` puts ranks together to a fle
 from __future__ import annotations
 
 from tests import slow_rank
-from tests.slow_rank import NEVER, Pass, duration_ms
+from tests.slow_rank import NEVER, Forecast, Pass, duration_ms
 
 LOOKAHEAD = 20  # tokens of room per survivor of a retraction
 LPM_LIMIT = 128
@@ -16,8 +16,9 @@ DUPLICATE_TOKENS = 32
 class Request(slow_rank.Request):
     """`mat`: tokens with KV; `cached`: pages of its path that it locks in the tree, to `node`."""
 
-    def __init__(self, index: int, authored: dict, page: int) -> None:
-        super().__init__(index, authored, page, None)
+    def __init__(self, index: int, authored: dict, page: int, names: dict) -> None:
+        super().__init__(index, authored, page, names)
+        self.page_names: list[int] = []
         self.max_out = self.osl
         self.mat = self.cached = self.pages = 0
         self.node: Node | None = None
@@ -26,9 +27,14 @@ class Request(slow_rank.Request):
     def remaining(self) -> int:
         return max(0, self.max_out - self.generated)
 
-    def page_keys(self, count: int) -> list[tuple]:
-        size = self.block_size
-        return [tuple(self.tokens[k * size : (k + 1) * size]) for k in range(count)]
+    def page_keys(self, count: int) -> list[int]:
+        """A number for each of the first pages, which stands for all tokens up to its end."""
+        known, size = self.page_names, self.block_size
+        for k in range(len(known), count):
+            content = tuple(self.tokens[k * size : (k + 1) * size])
+            parent = known[-1] if known else None
+            known.append(self.names.setdefault((parent, content), len(self.names)))
+        return known[:count]
 
 
 # --- the radix tree -------------------------------------------------------------------------------
@@ -40,11 +46,12 @@ class Node:
         self.parent = parent
         self.time = time
         self.locks = 0
-        self.children: dict[tuple, Node] = {}
+        self.children: dict[int, Node] = {}
 
 
 class Tree:
-    def __init__(self) -> None:
+    def __init__(self, forecast: Forecast | None) -> None:
+        self.forecast = forecast
         self.clock = 0
         self.root = Node([], None, 0)
 
@@ -136,20 +143,26 @@ class Tree:
         return node, duplicates
 
     def evict(self, count: int) -> int:
-        """Frees up to `count` pages, least recently used leaf first, each from its tail."""
+        """Frees up to `count` pages, least recently used leaf first, each from its tail.
+
+        With a forecast, page by page: the leaf first whose last page is needed latest.
+        """
         freed = 0
         while freed < count:
             leaves = [n for n in self.nodes() if n.locks == 0 and not n.children]
             if not leaves:
                 break
-            leaf = min(leaves, key=lambda n: n.time)
-            take = min(count - freed, len(leaf.key))
+            leaf = min(leaves, key=self._rank)
+            take = 1 if self.forecast else min(count - freed, len(leaf.key))
             freed += take
             if take == len(leaf.key):
                 del leaf.parent.children[leaf.key[0]]
             else:
                 leaf.key = leaf.key[:-take]
         return freed
+
+    def _rank(self, leaf: Node) -> tuple[int, int]:
+        return 0 if self.forecast is None else -self.forecast.next_use(leaf.key[-1]), leaf.time
 
 
 # --- one rank -------------------------------------------------------------------------------------
@@ -174,7 +187,7 @@ class Group:
 
 
 class Rank:
-    def __init__(self, config: dict, dp_size: int, group: Group) -> None:
+    def __init__(self, config: dict, dp_size: int, group: Group, forecast: Forecast | None) -> None:
         options = config.get("sglang", {})
         self.page = config.get("block_size") or 1
         self.block_size = self.page
@@ -196,7 +209,8 @@ class Rank:
         self.prefill_ratio = config.get("speedup_ratio", 1.0)
         self.decode_ratio = self.prefill_ratio * config.get("decode_speedup_ratio", 1.0)
         self.timing = config.get("timing_model", {"type": "polynomial"})
-        self.tree = Tree()
+        self.forecast = forecast
+        self.tree = Tree(forecast)
         self.group = group
         self.waiting: list[Request] = []
         self.running: list[Request] = []
@@ -259,6 +273,11 @@ class Rank:
         q.node = self.tree.root
         q.mat = q.pages = q.cached = 0
 
+    def _retire(self, q: Request) -> None:
+        """Belady's forecast: no more use for the prompt of `q`."""
+        if self.forecast is not None:
+            self.forecast.retire(q)
+
     # the pass
 
     def start(self, now: float, _step: int) -> Pass:
@@ -278,6 +297,8 @@ class Rank:
         for q in finished:
             self._finish(q)
         self.waiting += retracted
+        for q in p.rejected + p.settled:
+            self._retire(q)
         if estimate is not None:
             self.ratio = estimate
         elif not batch:
@@ -382,6 +403,7 @@ class Rank:
                 self.waiting.insert(0, q)
             else:
                 new.append(q)
+            self._retire(q)
         p.end_ms = now
         worked = [(q.mat, start) for q, start in batch if q.mat > start]
         if worked:

@@ -467,3 +467,16 @@ def test_the_notice_of_compilation_comes_once(capsys):
     progress.announce_compilation("a")
     progress.announce_compilation("b")
     assert capsys.readouterr().err.count("compiling") == 1
+
+
+def test_kv_events(run, trace, tmp_path):
+    out = tmp_path / "out"
+    code, _, _ = run("replay", trace, "--kv-events", "--output", out)
+    assert code == 0
+    events = pl.read_parquet(out / "kv_events.parquet")
+    tree = {
+        "topology": {"kind": "aggregated", "workers": {"initial_workers": 1}},
+        "requests": [],
+    }
+    same = replay(tree, workload=read_trace(trace), observe="kv_events")
+    assert events.equals(same.kv_events)

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from vecsim.comparing import compare
     from vecsim.descriptors import Payload, ReplaySpec
     from vecsim.errors import InputError, NotSupportedYetError, SimulationError, VecsimError
+    from vecsim.kv_events import stored_hashes
     from vecsim.pictures.html_report import write_report
     from vecsim.replaying import replay
     from vecsim.result import Result
@@ -39,6 +40,7 @@ _HOMES = {
     "pareto_front": "vecsim.sweeps.frame",
     "read_trace": "vecsim.traces",
     "replay": "vecsim.replaying",
+    "stored_hashes": "vecsim.kv_events",
     "sweep": "vecsim.sweeps.running",
     "synthesize": "vecsim.synthetic.generate",
     "write_report": "vecsim.pictures.html_report",
@@ -62,6 +64,7 @@ __all__ = [
     "pareto_front",
     "read_trace",
     "replay",
+    "stored_hashes",
     "sweep",
     "synthesize",
     "write_report",

@@ -239,6 +239,12 @@ def replay(
             "--timeline", help="Record time series: timeline.parquet.", rich_help_panel=_OUTPUT
         ),
     ] = False,
+    kv_events: Annotated[
+        bool,
+        typer.Option(
+            "--kv-events", help="Record KV events: kv_events.parquet.", rich_help_panel=_OUTPUT
+        ),
+    ] = False,
     format_: Annotated[
         OutputFormat, typer.Option("--format", help="What to print.", rich_help_panel=_OUTPUT)
     ] = OutputFormat.table,
@@ -274,8 +280,14 @@ def replay(
     pools = {"prefill": prefill_workers, "decode": decode_workers}
     _set_pools(tree, pools, handoff_latency_ms, workers)
     _apply(tree, settings, set_ or [])
-    windows = {"warmup_ms": warmup_ms, "cooldown_ms": cooldown_ms}
-    result = _run(tree, workload, threads, origin, windows, timeline)
+    options = {
+        "threads": threads,
+        "timeline": timeline,
+        "observe": "kv_events" if kv_events else None,
+        "warmup_ms": warmup_ms,
+        "cooldown_ms": cooldown_ms,
+    }
+    result = _run(tree, workload, origin, options)
     if output is not None:
         result.write(output, requests_format.value, overwrite)
     _print_result(result, format_)
@@ -403,10 +415,8 @@ def _apply(tree: dict[str, Any], settings: dict[str, Any], assignments: list[str
 def _run(
     tree: dict[str, Any],
     workload: Workload | None,
-    threads: int | None,
     origin: dict[str, Any],
-    windows: dict[str, float],
-    timeline: bool,
+    options: dict[str, Any],
 ) -> Result:
     """Replay in a thread of its own: Ctrl-C and the progress bar need not wait for kernels."""
     from dataclasses import replace
@@ -420,16 +430,7 @@ def _run(
 
     def work() -> None:
         try:
-            outcome.append(
-                run_replay(
-                    tree,
-                    workload=workload,
-                    threads=threads,
-                    progress=progress.update,
-                    timeline=timeline,
-                    **windows,
-                )
-            )
+            outcome.append(run_replay(tree, workload=workload, progress=progress.update, **options))
         except BaseException as error:
             outcome.append(error)
         finally:
@@ -447,7 +448,7 @@ def _run(
         os._exit(130)  # a kernel cannot be interrupted; nothing has been written yet
     if isinstance(outcome[0], BaseException):
         raise outcome[0]
-    given = {name: value for name, value in windows.items() if value}
+    given = {name: options[name] for name in ("warmup_ms", "cooldown_ms") if options[name]}
     return replace(outcome[0], source={**origin, **given})
 
 

@@ -24,6 +24,9 @@ from vecsim.spec import Source
 from vecsim.validation import check_engine
 
 if TYPE_CHECKING:
+    import numpy as np
+    import polars as pl
+
     from vecsim.result import Result
     from vecsim.workload import Workload
 
@@ -136,10 +139,11 @@ def run_engine_replay(
     factory: ReplayEngineFactory | None = None,
     *,
     workload: Workload | None = None,
+    observe: str | None = None,
 ) -> Result:
     """Run one replay; `factory` carries timing models, everything else is in the spec.
 
-    The same as `vecsim.replay`. Raises InputError where the spec is wrong.
+    The same as `vecsim.replay`, `observe` included. Raises InputError where the spec is wrong.
     """
     from vecsim.replaying import replay
 
@@ -150,6 +154,7 @@ def run_engine_replay(
         timing=factory.timing,
         prefill_timing=factory.prefill_timing,
         decode_timing=factory.decode_timing,
+        observe=observe,
     )
 
 
@@ -158,6 +163,8 @@ def run_engine_handoff_conformance(source: Source) -> Result:
     raise NotSupportedYetError("run_engine_handoff_conformance", "disaggregated topology")
 
 
-def stored_hashes(result: Result) -> list[int]:
-    """The block hashes of the KV "stored" events of a run, in order of publication."""
-    raise NotSupportedYetError("stored_hashes", "KV events")
+def stored_hashes(kv_events: pl.DataFrame) -> np.ndarray:
+    """The tokens hashes of all stored blocks of `Result.kv_events` (see `vecsim.stored_hashes`)."""
+    from vecsim import kv_events as observed
+
+    return observed.stored_hashes(kv_events)

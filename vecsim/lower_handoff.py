@@ -85,7 +85,7 @@ def lower_handoff(
     prefill, decode = sides
     prefill = prefill._replace(servers=np.zeros((len(prefill.workers.state), servers)))
     if max_in_flight is None:
-        prefill.requests.time[layout.RELEASED] = lower._in_order(released, order)
+        prefill.requests.time[layout.RELEASED] = lower.in_order(released, order)
     handoff = _handoff(prefill, decode, workload, order)
     _set_transfers(handoff, roles, topology)
     handoff.state[kernel.MAX_IN_FLIGHT] = min(max_in_flight or 0, len(workload))
@@ -116,25 +116,25 @@ def _side(
     timing: CompiledTiming | None,
     counted: np.ndarray | None,
 ) -> Side:
-    limit, reason, longest = lower._output_limits(workload, role.rank)
-    params, factors = lower._params(role, longest, "lru", timing)
+    limit, reason, longest = lower.output_limits(workload, role.rank)
+    params, factors = lower.params_of(role, longest, "lru", timing)
     rank = _set_role(role, params, factors)
     if np.any((workload.input_length == 0) & (limit > 0)):
         # Room for a preempted empty prompt is made by undoing scheduled work: duplicates arise.
         params[layout.SINGLE_COPIES] = params[layout.PREFIX_CACHING]
     nowhere = np.zeros(len(workload), np.int32)
-    paths = lower._paths(workload, rank, longest, order, nowhere, 1)
+    paths = lower.paths_of(workload, rank, longest, order, nowhere, 1)
     params[layout.BLOCKS_PER_NODE] = paths.blocks_per_node[0]
-    ranks = lower._ranks(workers * role.dp_size, params, factors)
-    for name in (layout.DONE_HEAD, layout.REJECTED_TOLD, layout.REFUSED_VERSION):
+    ranks = lower.ranks_of(workers * role.dp_size, params, factors)
+    for name in (layout.DONE_HEAD, layout.REFUSED_VERSION):
         ranks.fields[:, name] = layout.NONE
-    requests = lower._requests(workload, limit, reason, paths, order, counted)
+    requests = lower.requests_of(workload, limit, reason, paths, order, counted)
     requests.state[layout.RANK] = layout.NONE
     if rank.enable_prefix_caching and workload.output_offsets is not None:
         planned = np.diff(workload.output_offsets) > 0
-        requests.state[layout.LONER] = lower._in_order(planned, order)
+        requests.state[layout.LONER] = lower.in_order(planned, order)
     starts = np.arange(len(ranks.fields) + 1) * len(workload)
-    ranks = ranks._replace(lists=lower._place_lists(ranks, starts))
+    ranks = ranks._replace(lists=lower.place_lists(ranks, starts))
     instances = np.zeros(1, np.int64)
     anywhere = ranks._replace(fields=ranks.fields[:1])
     contents = np.zeros(0, np.int32)
@@ -147,7 +147,7 @@ def _side(
     prompt_blocks = requests.state[layout.ISL] // params[layout.BLOCK_SIZE]
     pools = lower._pools(copies, rows, contents, prompt_blocks, paths)
     no_servers = np.zeros((workers, 0))
-    return Side(ranks, lower._workers(workers), requests, pools, None, table, no_servers)
+    return Side(ranks, lower.workers_of(workers), requests, pools, None, table, no_servers)
 
 
 def _set_role(role: Role, params: np.ndarray, factors: np.ndarray):
@@ -191,8 +191,8 @@ def _handoff(prefill: Side, decode: Side, workload: Workload, order: np.ndarray 
     workers = len(prefill.workers.state) + len(decode.workers.state)
     ranks = len(prefill.ranks.fields) + len(decode.ranks.fields)
     requests = np.zeros((kernel.HANDOFF_REQUEST, n), np.int32)
-    pin = lower._in_order(workload.dp_rank, order)
-    own_pin = lower._in_order(workload.prefill_dp_rank, order)
+    pin = lower.in_order(workload.dp_rank, order)
+    own_pin = lower.in_order(workload.prefill_dp_rank, order)
     requests[kernel.DESTINATION_PIN] = pin
     requests[kernel.SOURCE_PIN] = np.where(own_pin < 0, pin, own_pin)
     lists = np.zeros((kernel.LISTS, max(ranks, workers)), np.int64)

@@ -16,6 +16,7 @@ _PER_REQUEST = (
     "second_token_ms",
     "last_token_ms",
     "terminal_ms",
+    "input_length",
     "output_length",
     "reused_input_tokens",
     "first_reused_input_tokens",

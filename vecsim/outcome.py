@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from vecsim.kv_events import KvEvents
 
 
 @dataclass(frozen=True)
@@ -101,6 +105,7 @@ class Outcome:
         arrival_ms: recorded arrival (release time in a closed loop); NaN if it never arrived.
         tokenized_ms: end of tokenization; None without a tokenization stage.
         first_admit_ms, first_token_ms, second_token_ms, last_token_ms, terminal_ms: float64 [n].
+        input_length: int32 [n], prompt tokens; where prompts grow, with the conversation before.
         output_length: int32 [n], tokens produced.
         reused_input_tokens: int32 [n], largest prefix reuse over the admissions (tokens).
         first_reused_input_tokens: int32 [n], prefix reuse of the first admission (tokens).
@@ -118,6 +123,7 @@ class Outcome:
             each pass or stretch, by rank, then time; None unless asked for.
         handoff: of a prefill/decode run; `first_admit_ms`, `reused_input_tokens` and
             `first_reused_input_tokens` are then the prefill pool's, `rank` the decode pool's.
+        kv_events: KV events of each pool; None unless asked for.
     """
 
     arrival_ms: np.ndarray
@@ -127,6 +133,7 @@ class Outcome:
     second_token_ms: np.ndarray
     last_token_ms: np.ndarray
     terminal_ms: np.ndarray
+    input_length: np.ndarray
     output_length: np.ndarray
     reused_input_tokens: np.ndarray
     first_reused_input_tokens: np.ndarray
@@ -143,3 +150,4 @@ class Outcome:
     pools: tuple[PoolOutcome, ...]
     segments: np.ndarray | None = None
     handoff: HandoffOutcome | None = None
+    kv_events: tuple[KvEvents, ...] | None = None

@@ -36,6 +36,7 @@ def replay(
     threads: int | None = None,
     progress: bool | Progress = False,
     timeline: bool = False,
+    observe: str | None = None,
     warmup_ms: float = 0.0,
     cooldown_ms: float = 0.0,
 ) -> Result:
@@ -49,6 +50,8 @@ def replay(
         progress: True prints a progress line to stderr; a function is called with (requests ended,
             requests) now and then.
         timeline: keep what `Result.timeline` is made of: a line for each pass or stretch of passes.
+        observe: "kv_events" records what every rank's prefix cache stores and removes, for
+            `Result.kv_events`; None = nothing, which costs nothing.
         warmup_ms, cooldown_ms: the metrics leave out requests that arrive less than this after the
             first arrival, or before the last; they are simulated all the same.
 
@@ -68,20 +71,24 @@ def replay(
     ):
         check_timing(name, model)
     check_windows(warmup_ms, cooldown_ms)
+    if observe not in (None, "kv_events"):
+        raise InputError("observe", observe, "kv_events, or nothing")
     payload = load(source)
     validate(payload)
     check_supported(payload)
-    roles = resolve(payload.spec)
+    roles = resolve(payload.spec, emit_kv_events=observe is not None)
     _check_stages(roles, prefill_timing, decode_timing)
     if timeline and len(roles) > 1:
-        raise NotSupportedYetError("timeline", "prefill/decode fleets")
+        raise NotSupportedYetError("timeline", "of a prefill/decode fleet")
+    if observe is not None and len(roles) > 1:
+        raise NotSupportedYetError("observe", f"{observe} of a prefill/decode fleet")
     progress = _progress(progress)
     threads = thread_count(threads)
     if workload is None:
         workload = authored_workload(payload)
     else:
         workload = _checked_workload(workload, roles, payload)
-    _check_waits(workload)
+    _check_waits(payload, workload, roles)
     _check_services(payload.tokenization, workload)
     outcome, measured = _run(
         payload,
@@ -173,12 +180,26 @@ def _check_services(tokenization: Tokenization | None, workload: Workload) -> No
         raise InputError(f"tokenization.{name}", value, expected)
 
 
-def _check_waits(workload: Workload) -> None:
-    """Refuse requests that wait for others: the clock does not know them yet."""
-    if workload.dependencies is not None:
-        raise NotSupportedYetError("workload.dependencies", "graphs of requests")
-    if workload.sessions is not None:
-        raise NotSupportedYetError("workload.sessions", "sessions of several turns")
+def _check_waits(payload: Payload, workload: Workload, roles: tuple[Role, ...]) -> None:
+    """Refuse what cannot go with requests that wait for others (reference: configuration)."""
+    role = roles[0]
+    graph = workload.dependencies is not None
+    if workload.sessions is None and not graph:
+        return
+    if len(roles) > 1:
+        waiting = "dependencies" if graph else "sessions"
+        raise NotSupportedYetError(f"workload.{waiting}", "in a prefill/decode fleet")
+    if role.rank.emit_kv_events:
+        raise NotSupportedYetError("observe", "kv_events of requests that wait for others")
+    spec = payload.spec
+    if spec.engine.kv_eviction_policy == "belady":
+        expected = "lru: belady looks ahead, and these requests arrive when others have ended"
+        raise InputError("engine.kv_eviction_policy", "belady", expected)
+    if graph and payload.traffic is not None and role.backend == "trtllm":
+        raise InputError(f"{role.path}.rank.backend", "trtllm", "vllm or sglang for agents")
+    if graph and payload.traffic is None and spec.max_in_flight is not None:
+        expected = "none: requests of a graph come when those they wait for allow it"
+        raise InputError("max_in_flight", spec.max_in_flight, expected)
 
 
 def thread_count(threads: int | None) -> int:
@@ -244,13 +265,25 @@ def _run_aggregated(
     authored_order: bool,
     counted: np.ndarray | None,
 ) -> Outcome:
-    spec = payload.spec
-    eviction = spec.engine.kv_eviction_policy
-    workers = spec.topology.workers.initial_workers
+    role, timing = roles[0], timings[0]
+    eviction = payload.spec.engine.kv_eviction_policy
+    workers = payload.spec.topology.workers.initial_workers
     closed = options.max_in_flight is not None
-    coupled = closed or (eviction == "belady" and workers > 1)
+    waits = workload.sessions is not None or workload.dependencies is not None
+    # Belady's forecast is shared by all workers, and counts requests as they come to the fleet.
+    forecasts = eviction == "belady" and (workers > 1 or options.tokenization is not None)
+    coupled = waits or closed or forecasts
+    options = dataclasses.replace(options, coupled=coupled)
+    if waits:
+        from vecsim.waiting import lower_waiting
+
+        cap = options.max_in_flight
+        state = lower_waiting(
+            role, workload, workers, session_cap=cap, timing=timing, counted=counted
+        )
+        return simulate(state, workload, role, options)
     state = lower(
-        roles[0],
+        role,
         workload,
         workers,
         eviction=eviction,
@@ -258,10 +291,10 @@ def _run_aggregated(
         authored_order=authored_order,
         released_by_completions=closed,
         coupled=coupled,
-        timing=timings[0],
+        timing=timing,
         counted=counted,
     )
-    return simulate(state, roles[0], dataclasses.replace(options, coupled=coupled))
+    return simulate(state, workload, role, options)
 
 
 def _run_disaggregated(

@@ -77,7 +77,6 @@ def _span(start: np.ndarray, end: np.ndarray, population: np.ndarray) -> np.ndar
 def build_report(
     outcome: Outcome,
     spans: Latencies,
-    input_length: np.ndarray,
     *,
     sla: dict[str, float],
     closed_loop: bool,
@@ -88,7 +87,6 @@ def build_report(
     Args:
         outcome: columns of the run, n requests.
         spans: `latencies(outcome)`.
-        input_length: int [n], prompt tokens.
         sla: bounds in ms by `ttft_ms`, `itl_ms`, `e2e_ms`; empty for none.
         closed_loop: arrivals were released by a concurrency cap.
         kv_eviction_policy: name of the policy, echoed.
@@ -98,7 +96,7 @@ def build_report(
         where a sum does not fit a float64.
     """
     report = _counts(outcome)
-    report.update(_totals(outcome, spans.done, input_length))
+    report.update(_totals(outcome, spans.done))
     report.update(_distributions(outcome, spans))
     report.update(_pools(outcome))
     report["kv_eviction_policy"] = kv_eviction_policy
@@ -134,8 +132,8 @@ def _counts(outcome: Outcome) -> dict:
     }
 
 
-def _totals(outcome: Outcome, done: np.ndarray, input_length: np.ndarray) -> dict:
-    inputs = int(input_length.sum(where=done, dtype=np.int64))
+def _totals(outcome: Outcome, done: np.ndarray) -> dict:
+    inputs = int(outcome.input_length.sum(where=done, dtype=np.int64))
     outputs = int(outcome.output_length.sum(where=done, dtype=np.int64))
     most_reused = outcome.reused_input_tokens
     if outcome.handoff is not None:

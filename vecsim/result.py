@@ -19,6 +19,7 @@ from vecsim.errors import InputError
 from vecsim.files import json_text, replace_files
 from vecsim.kernels import layout
 from vecsim.measuring import Measured, restrict
+from vecsim.plays import Plays, play_outcomes, plays_of, trajectory_fields
 from vecsim.sessions import session_cap
 
 if TYPE_CHECKING:
@@ -39,8 +40,10 @@ REQUESTS_SCHEMA: dict[str, pl.DataType] = {
     "request_id": pl.String(),
     "session_id": pl.String(),
     "turn_index": pl.Int32(),
+    "play_id": pl.String(),
     "metadata": pl.String(),
     "arrival_time_ms": pl.Float64(),
+    "dispatched_at_ms": pl.Float64(),
     "tokenized_ms": pl.Float64(),
     "first_admit_ms": pl.Float64(),
     "first_token_ms": pl.Float64(),
@@ -98,6 +101,7 @@ RESULT_FILES = (
     "report.json",
     "config.json",
     "timeline.parquet",
+    "kv_events.parquet",
 )
 """Every name that `Result.write` may use in its folder."""
 
@@ -167,22 +171,27 @@ class Result:
         spec = self.payload.spec
         bounds = {name: getattr(spec.sla, name) for name in ("ttft_ms", "itl_ms", "e2e_ms")}
         outcome, latencies = self.outcome, self._latencies
-        input_length = self.workload.input_length
         if self.measured is not None:
             outcome = restrict(outcome, self.measured)
             latencies = metrics.latencies(outcome)
-            input_length = input_length[self.measured.rows]
         report = metrics.build_report(
             outcome,
             latencies,
-            input_length,
             sla={name: bound for name, bound in bounds.items() if bound is not None},
             closed_loop=self._closed_loop,
             kv_eviction_policy=str(spec.engine.kv_eviction_policy),
         )
         if self.measured is not None:
             report["excluded_requests"] = int((~self.measured.rows).sum())
+        if self._plays is not None:
+            report.update(trajectory_fields(self._plays))
         return report
+
+    @cached_property
+    def _plays(self) -> Plays | None:
+        """How the plays of a graph of requests went, all of them; None without a graph."""
+        graph = self.workload.dependencies
+        return None if graph is None else plays_of(graph, self.outcome)
 
     @property
     def _closed_loop(self) -> bool:
@@ -199,6 +208,20 @@ class Result:
     def admissions(self) -> pl.DataFrame:
         """One row per admission, by request and time; columns of `ADMISSIONS_SCHEMA`."""
         return _admissions_frame(self.outcome)
+
+    @cached_property
+    def kv_events(self) -> pl.DataFrame:
+        """One row per block of a KV event, by worker and rank, then in the order of the events;
+        columns of `vecsim.kv_events.KV_EVENTS_SCHEMA`. Needs `replay(..., observe="kv_events")`.
+
+        Raises:
+            InputError: the run observed none.
+        """
+        if self.outcome.kv_events is None:
+            raise InputError("observe", None, '"kv_events", for a result that has them')
+        from vecsim.kv_events import frame_of
+
+        return frame_of(list(self.outcome.kv_events))
 
     def timeline(self, bucket_ms: float | None = None, by: str = "pool") -> pl.DataFrame:
         """Time series of the run, which needs `replay(..., timeline=True)`.
@@ -247,11 +270,17 @@ class Result:
         """The report in the reference's own shape: its names only, 0.0 where it has 0.0, requests
         that reached a terminal status in `per_request` (absent when recording is off), host rates
         included. Power and provenance are null: they are not modelled."""
-        report = {name: self.report[name] for name in _reference_fields()}
+        names = [*_reference_fields(), *(name for name in self.report if "trajector" in name)]
+        report = {name: self.report[name] for name in names}
         report.update({name: 0.0 for name, value in report.items() if value is None})
         report.update(
             {name: self.report[name] for name in _CONDITIONAL_FIELDS if name in self.report}
         )
+        if self._plays is not None:
+            report["agentic_lanes"] = self.workload.dependencies.lanes
+            report["agentic_play_outcomes"] = play_outcomes(
+                self._plays, self.outcome, self.workload.request_id
+            )
         wall_s = self.wall_time_ms / 1000.0
         report.update(
             wall_time_ms=self.wall_time_ms,
@@ -275,7 +304,7 @@ class Result:
         self, folder: str | Path, requests_format: str = "parquet", overwrite: bool = False
     ) -> Path:
         """Write `requests.<format>`, `report.json` and `config.json` into `folder`, and
-        `timeline.parquet` if the run recorded one.
+        `timeline.parquet` and `kv_events.parquet` if the run recorded them.
 
         Files appear whole or not at all: they are written under temporary names and renamed.
 
@@ -300,6 +329,8 @@ class Result:
             "report.json": lambda path: path.write_text(report, encoding="utf-8"),
             "config.json": lambda path: path.write_text(config, encoding="utf-8"),
         }
+        if self.outcome.kv_events is not None:
+            files["kv_events.parquet"] = lambda path: self.kv_events.write_parquet(path)
         if self.outcome.segments is not None:
             files["timeline.parquet"] = lambda path: self.timeline().write_parquet(path)
         replace_files(
@@ -383,14 +414,16 @@ def _reference_fields() -> list[str]:
 def _requests_frame(workload: Workload, outcome: Outcome, spans: metrics.Latencies) -> pl.DataFrame:
     dp_size = outcome.pools[-1].dp_size
     placed = outcome.rank >= 0
-    tokenized = outcome.tokenized_ms
+    tokenized, graph = outcome.tokenized_ms, workload.dependencies
     readmissions = np.bincount(outcome.readmission_request, minlength=len(placed))
     columns = {
         "request_id": workload.request_id,
         "session_id": workload.session_id,
         "turn_index": _turns(workload.turn_index),
+        "play_id": None if graph is None else graph.play_id.gather(graph.play),
         "metadata": _metadata(workload.metadata),
         "arrival_time_ms": outcome.arrival_ms,
+        "dispatched_at_ms": None if graph is None else outcome.arrival_ms,
         "tokenized_ms": tokenized,
         "first_admit_ms": outcome.first_admit_ms,
         "first_token_ms": outcome.first_token_ms,
@@ -400,7 +433,7 @@ def _requests_frame(workload: Workload, outcome: Outcome, spans: metrics.Latenci
         "ttst_ms": spans.ttst_ms,
         "tpot_ms": spans.tpot_ms,
         "e2e_latency_ms": spans.e2e_latency_ms,
-        "input_length": workload.input_length,
+        "input_length": outcome.input_length,
         "requested_output_length": workload.output_length,
         "output_length": outcome.output_length,
         "reused_input_tokens": outcome.reused_input_tokens,
@@ -574,7 +607,7 @@ _OWN_COLUMNS = (
     "decode_worker_id",
     "decode_dp_rank_used",
 )
-_ABSENT_WHEN_NULL = ("request_id", "metadata", "tokenized_ms")
+_ABSENT_WHEN_NULL = ("request_id", "play_id", "metadata", "tokenized_ms")
 
 
 def _record(row: dict, index: int, history: list[dict], pools: tuple[str, ...]) -> dict:
@@ -589,7 +622,6 @@ def _record(row: dict, index: int, history: list[dict], pools: tuple[str, ...]) 
     record["uuid"] = "-".join(
         record["uuid"][a:b] for a, b in ((0, 8), (8, 12), (12, 16), (16, 20), (20, 32))
     )
-    record["dispatched_at_ms"] = None
     record["pressure_record_ordinals"] = []
     record["admission_history"] = history
     sides = [(pool, "prefill" if pool == "prefill" else "decode") for pool in pools]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,11 +15,15 @@ from vecsim.errors import SimulationError
 from vecsim.kernels import clock as pool_clock
 from vecsim.kernels import layout
 from vecsim.kernels.clock import Clock
-from vecsim.kernels.layout import Forest, Pools, Ranks, Requests, Scratch, Workers
+from vecsim.kernels.layout import Pools, Ranks, Requests, Scratch, Workers
 from vecsim.kernels.observe import GAP_BINS, bin_midpoints, bin_of
-from vecsim.lower import State, grown_forest
+from vecsim.lower import Forests, State, grown_forest
 from vecsim.outcome import GapDistribution, Outcome, PoolOutcome
 from vecsim.roles import Role
+
+if TYPE_CHECKING:
+    from vecsim.kv_events import KvEvents
+    from vecsim.workload import Workload
 
 Progress = Callable[[int, int], None]
 
@@ -50,7 +55,7 @@ class RunOptions:
     record_segments: bool = False
 
 
-def simulate(state: State, role: Role, options: RunOptions) -> Outcome:
+def simulate(state: State, workload: Workload, role: Role, options: RunOptions) -> Outcome:
     """Run to the end or to the horizon, and return the columns in workload order.
 
     Raises:
@@ -59,16 +64,21 @@ def simulate(state: State, role: Role, options: RunOptions) -> Outcome:
     lanes = (
         _run_coupled(state, role, options) if options.coupled else _run_free(state, role, options)
     )
-    return _outcome(state, role, options, lanes)
+    outcome = _outcome(state, role, options, lanes)
+    if state.watched is None:
+        return outcome
+    return replace(outcome, kv_events=(_kv_events(state, workload, role, lanes),))
 
 
 @dataclass
 class _Lane:
-    """One thread's clock and scratch memory. Radix trees are each thread's own."""
+    """One thread's clock and scratch memory. Radix trees are each thread's own, and so is the log
+    of KV events: `logged` are the parts of it that had to make room."""
 
     clock: Clock
     scratch: Scratch
-    pools: Pools | Forest
+    pools: Pools | Forests
+    logged: list[np.ndarray] = field(default_factory=list)
 
 
 def _lane(state: State, role: Role, options: RunOptions) -> _Lane:
@@ -91,11 +101,17 @@ def _lane(state: State, role: Role, options: RunOptions) -> _Lane:
     clock.state[pool_clock.MAX_IN_FLIGHT] = min(options.max_in_flight or 0, requests)
     clock.state[pool_clock.SEGMENTS] = _SEGMENTS_A_CALL
     clock.time[pool_clock.HORIZON] = options.horizon_ms
-    return _Lane(
+    lane = _Lane(
         clock,
         new_scratch(state.ranks, options.record_segments),
         state.pools if isinstance(state.pools, Pools) else grown_forest(state.pools, state.ranks),
     )
+    if state.watched is not None:
+        from vecsim.kv_events import new_log, observed
+
+        log = new_log(state.watched, len(state.ranks.fields), options.coupled)
+        lane.pools, lane.scratch = observed(lane.pools, lane.scratch, state.watched, log)
+    return lane
 
 
 def new_scratch(ranks: Ranks, record_segments: bool) -> Scratch:
@@ -166,14 +182,29 @@ def _advance(state: State, options: RunOptions, lane: _Lane) -> bool:
     """Run until the lane pauses or is done. Returns whether it is done."""
     entries = state.entries
     run = entries.run_coupled if options.coupled else entries.run_independent
-    code = run(state.ranks, state.workers, state.requests, lane.pools, lane.scratch, lane.clock)
+    room = (state.ranks, state.workers, state.requests, lane.pools, lane.scratch, lane.clock)
+    code = run(*room, *state.waiting)
     if code == layout.LOG_FULL:
         lane.scratch = with_longer_logs(state.ranks, lane.scratch)
     elif code == layout.FOREST_FULL:
-        lane.pools = grown_forest(lane.pools, state.ranks)
+        _make_room(state, lane)
     elif code not in (layout.DONE, layout.PAUSED):
         raise SimulationError(failure(int(code), state.ranks, state.workers))
     return code == layout.DONE
+
+
+def _make_room(state: State, lane: _Lane) -> None:
+    """Room in the log of KV events, or else in the radix trees, for the next pass."""
+    if state.watched is None:
+        lane.pools = grown_forest(lane.pools, state.ranks)
+        return
+    from vecsim.kv_events import lacks_room, taken_out
+
+    if lacks_room(lane.pools.events):
+        lane.logged.append(taken_out(lane.pools.events))
+        return
+    lane.pools = grown_forest(lane.pools, state.ranks)
+    lane.scratch = lane.scratch._replace(pools=lane.pools)
 
 
 def with_longer_logs(ranks: Ranks, scratch: Scratch) -> Scratch:
@@ -220,8 +251,17 @@ def _report_progress(state: State, options: RunOptions) -> None:
 # --- reading the columns out ----------------------------------------------------------------------
 
 
+def _kv_events(state: State, workload: Workload, role: Role, lanes: list[_Lane]) -> KvEvents:
+    """What the ranks announced, after the columns were read out."""
+    from vecsim.kv_events import collect, taken_out
+
+    logs = [[*lane.logged, taken_out(lane.pools.events)] for lane in lanes]
+    return collect(logs, state.watched, state.ranks, workload, state.order, "agg", role.dp_size)
+
+
 def _outcome(state: State, role: Role, options: RunOptions, lanes: list[_Lane]) -> Outcome:
-    settle_fronts(state.ranks, state.workers, state.requests, isinstance(state.pools, Forest))
+    sglang = not isinstance(state.pools, Pools)
+    settle_fronts(state.ranks, state.workers, state.requests, sglang)
     columns = state.requests.state
     times = state.requests.time
     released = times[layout.RELEASED]
@@ -260,6 +300,7 @@ def _outcome(state: State, role: Role, options: RunOptions, lanes: list[_Lane]) 
         second_token_ms=in_workload_order(times[layout.SECOND_TOKEN]),
         last_token_ms=in_workload_order(times[layout.LAST_TOKEN]),
         terminal_ms=in_workload_order(times[layout.TERMINAL]),
+        input_length=in_workload_order(columns[layout.ISL]),
         output_length=in_workload_order(columns[layout.GENERATED]),
         reused_input_tokens=in_workload_order(columns[layout.REUSED]),
         first_reused_input_tokens=in_workload_order(columns[layout.FIRST_REUSED]),

@@ -105,6 +105,7 @@ class _Reading:
             second_token_ms=restored(target_time[layout.SECOND_TOKEN]),
             last_token_ms=restored(target_time[layout.LAST_TOKEN]),
             terminal_ms=restored(terminal),
+            input_length=restored(target[layout.ISL]),
             output_length=restored(target[layout.GENERATED]),
             reused_input_tokens=restored(source[layout.REUSED]),
             first_reused_input_tokens=restored(source[layout.FIRST_REUSED]),

@@ -478,7 +478,6 @@ def check_supported(payload: Payload) -> None:
     for role in resolve(payload.spec):
         _check_built(f"{role.path}.rank.", role.rank, _BUILT_RANK)
         if role.backend == "sglang":
-            _check_built("", payload.spec, {"engine.kv_eviction_policy": ("lru",)})
             _check_built("", payload.spec, {"topology": (AggregatedTopology,)})
     _check_fleet_size(payload.spec)
 

@@ -24,6 +24,7 @@ FOLDER = Path(__file__).parent / "cases"
 TRACES = os.environ.get("VECSIM_TRACES")
 
 BUILT = {
+    "agentic",
     "applied_compute",
     "belady",
     "closed_loop",
@@ -33,6 +34,7 @@ BUILT = {
     "mooncake",
     "mooncake_delta",
     "poisson",
+    "sessions",
     "sla",
     "speedup",
     "synthetic",
@@ -45,8 +47,6 @@ BUILT = {
 # The field that the answer names (a part of its path) while a feature is not built, and the value
 # that `vecsim.validation` will list as built once it is; None: when its row is gone.
 FIELDS = {
-    "belady": ("engine.kv_eviction_policy", None),  # with SGLang
-    "agentic": ("workload.dependencies", None),
     "disaggregated": ("topology", DisaggregatedTopology),
     "encoder": ("encoder", None),
     "external_timing": ("rank.timing_model", ExternalTiming),
@@ -59,7 +59,6 @@ FIELDS = {
     "kvcr": ("rank.native_host_offload", None),
     "mtp": ("rank.aic_nextn", None),
     "scaling": ("adapters.scaling.provider", "planner"),
-    "sessions": ("workload.sessions", None),
     "sglang": ("rank.backend", "sglang"),
     "state_cache": ("rank.state_cache", None),
     "trtllm": ("rank.backend", "trtllm"),
@@ -86,17 +85,17 @@ def all_cases() -> tuple[Case, ...]:
 
 
 def unbuilt(case: Case) -> list[str]:
-    together = {"belady", "disaggregated"} if "sglang" in case["feature"] else set()
+    together = {"disaggregated"} if "sglang" in case["feature"] else set()
     known = BUILT | {UNUSED.get(name(case))}
     alone = [f for f in case["feature"] if f not in known and not _is_built(f)]
     return alone + sorted(together & set(case["feature"]))
 
 
 def _is_built(feature: str) -> bool:
-    field, value = FIELDS.get(feature, ("workload", None))
+    if feature not in FIELDS:
+        return False
+    field, value = FIELDS[feature]
     tables = {**_BUILT_SPEC, **_BUILT_PAYLOAD, **{f"rank.{k}": v for k, v in _BUILT_RANK.items()}}
-    if field.startswith("workload"):
-        return False  # refused when the workload is known, not from a table
     return field not in tables or (value is not None and value in tables[field])
 
 

@@ -11,9 +11,10 @@ import subprocess
 SERVER = """
 import json, sys
 import aisimulate._runtime as runtime
+run = getattr(runtime, sys.argv[1])
 for line in sys.stdin:
     try:
-        answer = runtime.run_replay_json(line)
+        answer = run(line)
     except BaseException as error:
         answer = json.dumps({"error": str(error)})
     sys.stdout.write(answer.replace("\\n", " ") + "\\n")
@@ -24,9 +25,12 @@ for line in sys.stdin:
 class Reference:
     """Asks the reference, installed for `python`, one payload at a time."""
 
-    def __init__(self, python: str, limit_s: float = 3.0) -> None:
+    def __init__(
+        self, python: str, limit_s: float = 3.0, function: str = "run_replay_json"
+    ) -> None:
         self.python = python
         self.limit_s = limit_s
+        self.function = function
         self._child: subprocess.Popen | None = None
         self._pending = b""
 
@@ -50,7 +54,7 @@ class Reference:
 
     def _start(self) -> None:
         self._child = subprocess.Popen(
-            [self.python, "-c", SERVER],
+            [self.python, "-c", SERVER, self.function],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

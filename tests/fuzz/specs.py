@@ -74,9 +74,9 @@ class Draw:
         if "trtllm" in self.on:
             self.on -= {"belady", "prefill_schedule_interval"}
         if "sglang" in self.on:
-            self.on -= {"belady", "chunking_off", "fifo", "prefill_schedule_interval"}
+            self.on -= {"chunking_off", "fifo", "prefill_schedule_interval"}
         if "disagg" in self.on:
-            self.on -= {"belady", "tokenization"}
+            self.on -= {"belady"}
 
     def chance(self, p: float) -> bool:
         return self.rng.random() < p
@@ -354,6 +354,12 @@ class Draw:
             first["input_token_ids"] = [1] * (first["input_tokens"] + 1)
         else:
             first["arrival_time_ms"] = -1.0
+
+
+def span(text: str) -> range:
+    """Seeds "A:B", B excluded."""
+    start, _, stop = text.partition(":")
+    return range(int(start), int(stop))
 
 
 def make(seed: int, features: tuple[str, ...] = (), without: tuple[str, ...] = ()) -> dict:

@@ -79,7 +79,6 @@ def report_schema() -> dict[str, pl.DataType]:
     report = metrics.build_report(
         outcome,
         metrics.latencies(outcome),
-        np.zeros(0, np.int64),
         sla={"ttft_ms": 1.0},
         closed_loop=True,
         kv_eviction_policy="",

@@ -1,0 +1,24 @@
+"""Aggregated pools of SGLang ranks that evict by a forecast: the entry points that Python calls.
+
+See aggregated.py.
+"""
+
+from __future__ import annotations
+
+from vecsim.kernels import clock as pool_clock
+from vecsim.kernels import sglang_belady, worker
+from vecsim.kernels.jit import entry
+
+advance_all, run_clock = pool_clock.bind(worker.bind(sglang_belady.SCHEDULER))[:2]
+
+
+@entry
+def run_independent(ranks, workers, requests, pools, scratch, clock):
+    """Advance the workers NEXT_WORKER..END_WORKER-1 to the horizon (see `clock.advance_all`)."""
+    return advance_all(ranks, workers, requests, pools, scratch, clock)
+
+
+@entry
+def run_coupled(ranks, workers, requests, pools, scratch, clock):
+    """Run all workers on one clock to the horizon (see `clock.run_clock`)."""
+    return run_clock(ranks, workers, requests, pools, scratch, clock)

@@ -1,0 +1,28 @@
+"""Aggregated pools whose KV events are logged: the entry points that Python calls.
+
+As aggregated.py, for SGLang ranks that evict by a forecast; pools and scratch are those of
+`kernels.events`.
+"""
+
+from __future__ import annotations
+
+from vecsim.kernels import clock as pool_clock
+from vecsim.kernels import sglang_events, worker
+from vecsim.kernels.jit import entry
+from vecsim.kernels.rebinding import rebound
+
+_worker = rebound(worker, sglang_events.walking)
+_clock = rebound(pool_clock, sglang_events.walking, _worker)
+advance_all, run_clock = _clock.bind(_worker.bind(sglang_events.FORECASTING))
+
+
+@entry
+def run_independent(ranks, workers, requests, pools, scratch, clock):
+    """Advance the workers NEXT_WORKER..END_WORKER-1 to the horizon (see `clock.advance_all`)."""
+    return advance_all(ranks, workers, requests, pools, scratch, clock)
+
+
+@entry
+def run_coupled(ranks, workers, requests, pools, scratch, clock):
+    """Run all workers on one clock to the horizon (see `clock.run_clock`)."""
+    return run_clock(ranks, workers, requests, pools, scratch, clock)

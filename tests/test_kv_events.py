@@ -1,0 +1,199 @@
+"""KV events as users meet them: frame, files, command line, stored hashes, token values."""
+
+import struct
+
+import numpy as np
+import polars as pl
+import pytest
+import xxhash
+
+import vecsim
+from vecsim import engine
+from vecsim.errors import InputError
+from vecsim.kernels import aggregated_events, event_columns
+from vecsim.kernels.jit import DISABLED
+from vecsim.kv_events import KV_EVENTS_SCHEMA
+
+FIXED = {"type": "fixed", "prefill_ms": 100, "decode_ms": 10}
+
+
+def spec_of(requests, workers=1, **rank):
+    rank = {"block_size": 4, "num_gpu_blocks": 64, "timing_model": FIXED, **rank}
+    return {
+        "topology": {"kind": "aggregated", "workers": {"initial_workers": workers}},
+        "engine": {"rank": rank},
+        "requests": requests,
+    }
+
+
+def request(name, at_ms, prompt, output=1, **more):
+    row = {"id": name, "arrival_time_ms": at_ms, "output_tokens": output, **more}
+    if isinstance(prompt, int):
+        return {**row, "input_tokens": prompt}
+    return {**row, "input_tokens": len(prompt), "input_token_ids": prompt}
+
+
+def observed(spec, **options):
+    return vecsim.replay(spec, observe="kv_events", **options)
+
+
+def tokens_hash(tokens) -> int:
+    return xxhash.xxh3_64_intdigest(np.array(tokens, np.uint32).tobytes(), 1337)
+
+
+def block_hashes(tokens, block_size):
+    """(block_hash, tokens_hash) of the full blocks of a sequence, as the reference defines them."""
+    hashes = []
+    for k in range(len(tokens) // block_size):
+        own = block = tokens_hash(tokens[k * block_size : (k + 1) * block_size])
+        if hashes:
+            block = xxhash.xxh3_64_intdigest(struct.pack("<QQ", hashes[-1][0], own), 1337)
+        hashes.append((block, own))
+    return hashes
+
+
+def test_the_frame():
+    events = observed(spec_of([request("a", 0, list(range(8)), 6)])).kv_events
+    assert dict(events.schema) == KV_EVENTS_SCHEMA
+    first = events.head(2)
+    assert first["tokens_hash"].to_list() == [9143094415614847814, 12124091508212882195]
+    assert first["block_hash"].to_list() == [9143094415614847814, 9510318385840434533]
+    assert first["parent_hash"].to_list() == [None, 9143094415614847814]
+    assert first["observed_at_ms"].to_list() == [100.0, 100.0]
+    assert events["event_id"].to_list() == [0, 0, 1]
+    # The fourth output token is computed in the pass that ends at 140.
+    assert events["observed_at_ms"].to_list() == [100.0, 100.0, 140.0]
+    assert events["kind"].to_list() == ["stored"] * 3
+
+
+def test_workers_and_ranks():
+    spec = spec_of([request(f"r{k}", 0, list(range(8))) for k in range(4)], workers=2)
+    spec["engine"]["dp_size"] = 2
+    events = observed(spec).kv_events
+    places = [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert events.select("worker", "rank").unique(maintain_order=True).rows() == places
+    assert events["event_id"].to_list() == [0, 0] * 4
+    assert events["block_hash"].n_unique() == 2
+
+
+def test_default_tokens_of_prompt_and_output():
+    """Prompt token k of request i is i * 1000003 + k; output is drawn from the uuid i + 1."""
+    result = observed(spec_of([request("a", 0, 3), request("b", 0, 6, 12)]))
+    prompt = [1_000_003 + k for k in range(6)]
+    uuid = (2).to_bytes(16, "big")
+    output = [xxhash.xxh3_64_intdigest(uuid + struct.pack("<Q", k)) & 0xFFFFFFFF for k in range(12)]
+    # The last token is never computed.
+    expected = block_hashes(prompt + output[:-1], 4)
+    frame = result.kv_events
+    assert frame.select("block_hash", "tokens_hash").rows() == expected
+
+
+def test_hash_ids():
+    """A content block is its id, as often as it has tokens; engine blocks may cut across."""
+    workload = vecsim.Workload.from_columns(
+        [0.0, 1000.0], [14, 12], [1, 1], hash_ids=[[70, 90, 70], [70, 90]], block_tokens=6
+    )
+    result = observed(spec_of([]), workload=workload)
+    # Ids are numbered by first appearance.
+    tokens = [0] * 6 + [1] * 6 + [0] * 2
+    frame = result.kv_events
+    assert frame.select("block_hash", "tokens_hash").rows() == block_hashes(tokens, 4)
+    assert result.requests["reused_input_tokens"].to_list() == [0, 8]
+
+
+def test_prompts_continue_planned_output():
+    plan = {"output_token_ids": [7, 8, 9, 10, 11]}
+    rows = [request("a", 0, [1, 2, 3, 4, 5], 5, **plan)]
+    rows.append(request("b", 500, [1, 2, 3, 4, 5, 7, 8, 9, 6], 1))
+    frame = observed(spec_of(rows)).kv_events
+    assert frame["event_id"].to_list() == [0, 1]
+    expected = block_hashes([1, 2, 3, 4, 5, 7, 8, 9], 4)
+    assert frame.select("block_hash", "tokens_hash").rows() == expected
+
+
+def test_stored_hashes():
+    rows = [request("a", 0, list(range(8))), request("b", 200, [9] * 8)]
+    frame = observed(spec_of(rows, num_gpu_blocks=2)).kv_events
+    assert frame["kind"].to_list() == ["stored"] * 2 + ["removed"] * 2 + ["stored"] * 2
+    expected = [9143094415614847814, 12124091508212882195, *2 * [tokens_hash([9] * 4)]]
+    got = vecsim.stored_hashes(frame)
+    assert got.dtype == np.uint64
+    assert got.tolist() == expected
+    assert engine.stored_hashes(frame).tolist() == expected
+    assert vecsim.stored_hashes(frame.filter(pl.col("kind") == "removed")).tolist() == []
+    assert vecsim.stored_hashes(frame.clear()).tolist() == []
+
+
+@pytest.mark.parametrize("events", [None, [1, 2], pl.DataFrame({"kind": ["stored"]})])
+def test_stored_hashes_of_something_else(events):
+    with pytest.raises(InputError) as caught:
+        vecsim.stored_hashes(events)
+    assert caught.value.where == "kv_events"
+
+
+def test_a_run_that_observed_nothing():
+    result = vecsim.replay(spec_of([request("a", 0, 8)]))
+    with pytest.raises(InputError, match="observe"):
+        _ = result.kv_events
+
+
+@pytest.mark.parametrize("observe", ["events", "", True, ["kv_events"]])
+def test_nothing_else_can_be_observed(observe):
+    with pytest.raises(InputError) as caught:
+        vecsim.replay(spec_of([request("a", 0, 8)]), observe=observe)
+    assert caught.value.where == "observe"
+
+
+def test_no_requests():
+    frame = observed(spec_of([])).kv_events
+    assert dict(frame.schema) == KV_EVENTS_SCHEMA
+    assert frame.is_empty()
+
+
+def test_a_time_limit_hides_the_pass_in_flight():
+    spec = spec_of([request("a", 0, 8, 30)])
+    spec["max_sim_time_ms"] = 139
+    assert observed(spec).kv_events["observed_at_ms"].to_list() == [100.0, 100.0]
+    spec["max_sim_time_ms"] = 140
+    assert observed(spec).kv_events["observed_at_ms"].to_list() == [100.0, 100.0, 140.0]
+
+
+def test_a_timeline_beside_it():
+    rows = [request(f"r{k}", 20 * k, list(range(k, k + 30)), 25) for k in range(6)]
+    spec = spec_of(rows, num_gpu_blocks=40)
+    plain = vecsim.replay(spec, timeline=True)
+    both = observed(spec, timeline=True)
+    assert both.timeline(10.0).equals(plain.timeline(10.0))
+
+
+def test_logs_that_run_full():
+    """More events than the log has room for at first."""
+    workload = vecsim.Workload.from_columns(
+        np.arange(400) * 50.0, np.full(400, 2000), np.full(400, 100)
+    )
+    result = observed(spec_of([], num_gpu_blocks=1500), workload=workload, threads=1)
+    stored = result.kv_events.filter(pl.col("kind") == "stored")
+    assert stored.height > 200_000
+    assert stored.height - 1500 <= result.kv_events.filter(pl.col("kind") == "removed").height
+    assert stored["block_hash"].n_unique() >= 400 * (2000 // 4)
+
+
+def test_files(tmp_path):
+    result = observed(spec_of([request("a", 0, 8)]))
+    result.write(tmp_path / "out")
+    assert pl.read_parquet(tmp_path / "out" / "kv_events.parquet").equals(result.kv_events)
+    vecsim.replay(spec_of([request("a", 0, 8)])).write(tmp_path / "out", overwrite=True)
+    assert not (tmp_path / "out" / "kv_events.parquet").exists()
+
+
+@pytest.mark.skipif(DISABLED, reason="kernels are not compiled")
+def test_one_signature_each():
+    assert observed(spec_of([request("a", 0, 8)])).kv_events.height == 2
+    for kernel in (
+        aggregated_events.run_independent,
+        event_columns.hash_rows,
+        event_columns.count_visible,
+        event_columns.fill_columns,
+        event_columns.gather_stored,
+    ):
+        assert len(kernel.signatures) == 1, kernel
