@@ -146,6 +146,7 @@ AGGREGATED, SOURCE, DESTINATION = (np.int64(k) for k in range(3))
     PREEMPTED_ANY,
     REJECTED_HEAD,  # requests rejected in the pass in flight
     SETTLED,  # standstills settled when the pass in flight began
+    STRAINED,  # passes that preempted somebody since one last let a request go on (vLLM)
     PREFILLS,  # requests with prompt tokens in the pass in flight
     PREFILL_ISL,  # sum of prompt positions they reach
     PREFILL_PREFIX,  # sum of prompt positions they start from
@@ -172,8 +173,8 @@ AGGREGATED, SOURCE, DESTINATION = (np.int64(k) for k in range(3))
     REFUSED_VERSION,  # ... the version at which the first pending request was refused; NONE: not
     BLOCKED,  # the head of its queue has to wait in the pass being scheduled
     EFFECT,  # the pass in flight schedules, admits, preempts, rejects or settles somebody
-) = (np.int64(PARAMS + k) for k in range(48))
-RANK_FIELDS = PARAMS + 48
+) = (np.int64(PARAMS + k) for k in range(49))
+RANK_FIELDS = PARAMS + 49
 
 # --- state of a worker: int64 [workers, WORKER_STATE], float64 [workers, WORKER_TIME] ------------
 (

@@ -41,6 +41,7 @@ from vecsim.kernels.layout import (
     FREE,
     FRESH,
     FRONT,
+    FRUITLESS,
     HELD,
     HITS,
     IDLE,
@@ -250,6 +251,7 @@ def finish(requests, pools, w, s, q, end):
         vllm.finish(requests, pools, w, s, q, end)
         return
     state = requests.state
+    w[FRUITLESS] = 0
     if s[RESERVES_OUTPUT] != 0:
         computed = np.int64(state[COMPUTED, q])
         s[RESERVED] -= footprint(requests, s, q) - blocks_of(computed, s[BLOCK_SIZE])
@@ -283,7 +285,7 @@ def schedule(requests, pools, scratch, w, s, f, lists, now, defer):
     moved = s[RUNNING] != running or s[BUDGET] != s[TOKEN_BUDGET] or s[PREEMPTED_ANY] != 0
     s[EFFECT] = np.int64(moved or s[SETTLED] > 0 or s[REJECTED_HEAD] >= 0)
     if s[ROLE] == DESTINATION:
-        s[CAPACITY_VERSION] += s[PREEMPTED_ANY]
+        s[CAPACITY_VERSION] += s[PREEMPTED_ANY] + s[SETTLED]
         # Every token of a destination costs a decode step.
         for i in range(s[FRONT], s[RUNNING]):
             requests.state[PASS_PROMPT, lists[s[RUN_OFFSET] + i]] = 0

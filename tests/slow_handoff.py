@@ -132,7 +132,9 @@ class Destination:
 
     def start(self, now: float, step: int) -> Pass:
         self.holding_back = bool(self.pending)
-        return super().start(now, step)
+        p = super().start(now, step)
+        self.generation += len(p.settled)
+        return p
 
     def head(self) -> Request | None:
         """While destinations wait for memory, preempted requests are passed over."""

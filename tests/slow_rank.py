@@ -12,6 +12,7 @@ from fractions import Fraction
 NEVER = 1 << 60
 TOKEN_RANGE = 1 << 32
 DEFAULT_TOKEN_STEP = 1000003
+STRAINED_LIMIT = 1024
 
 
 # --- time -----------------------------------------------------------------------------------------
@@ -44,7 +45,7 @@ class Pool:
         self.by_hash: dict[object, list[int]] = {}  # the first copy is the one lookups use
         self.idle: OrderedDict[int, None] = OrderedDict()  # release order
         self.forecast = forecast
-        self.created = 0
+        self.created = self.evictions = 0
 
     def active(self) -> int:
         return len(self.copies) - len(self.idle)
@@ -69,6 +70,7 @@ class Pool:
         return ids
 
     def _evict(self) -> None:
+        self.evictions += 1
         victim = next(iter(self.idle)) if self.forecast is None else min(self.idle, key=self._rank)
         del self.idle[victim]
         block_hash = self.copies.pop(victim)[0]
@@ -212,6 +214,8 @@ class Pass:
 
 
 class Rank:
+    reserves = False  # admission reserves blocks for the whole output
+
     def __init__(self, config: dict, dp_size: int, forecast: Forecast | None) -> None:
         self.block_size = config.get("block_size") or 64
         self.max_seqs = config.get("max_num_seqs", 256) or NEVER
@@ -230,6 +234,11 @@ class Rank:
         self.running: list[Request] = []
         self.capacity_bound = False
         self.preemptions = 0
+        self.strained = 0  # passes that preempted since a request last went on
+
+    @property
+    def evictions(self) -> int:
+        return self.pool.evictions
 
     def has_work(self) -> bool:
         return bool(self.waiting or self.running)
@@ -356,6 +365,7 @@ class Rank:
         )
         self._schedule_running(p, defer)
         self._schedule_waiting(p, defer, now)
+        self._settle_overcommitment(p, defer)
         if not defer and not p.preempted:
             self.capacity_bound = bool(self.waiting)
         if self.pool.forecast:
@@ -451,6 +461,23 @@ class Rank:
             reason = "no_progress"
         self._drop_head(q, "failed" if q.generated else "rejected", reason)
         p.settled.append(q)
+
+    def _settle_overcommitment(self, p: Pass, defer: bool) -> None:
+        """Empty prompts, let in past the gate, hold up each other: the last one has to fail."""
+        if p.rejected or p.settled or any(q.computed >= q.length() for q in self.running):
+            self.strained = 0
+            return
+        self.strained += p.preempted
+        waits = self.reserves and not defer and p.budget == self.token_budget
+        empty = [q for q in self.running if q.isl == 0]
+        if empty and (waits or self.strained > STRAINED_LIMIT):
+            q = empty[-1]
+            p.budget += p.work.pop(q.index, (0,))[0]
+            self.running.remove(q)
+            self._release_blocks(q)
+            q.verdict = ("failed", "kv_capacity_exhausted")
+            p.settled.append(q)
+            self.strained = 0
 
     def _price_and_apply(self, p: Pass, now: float) -> None:
         end = now

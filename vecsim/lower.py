@@ -510,7 +510,7 @@ def _forecast(prompt_blocks: np.ndarray, paths: sharing.Paths) -> tuple[np.ndarr
     covers = np.minimum(blocks[user] - place * per_node, per_node)
     node = paths.nodes[paths.spans[0, user] + place]
     by_node = np.argsort(node, kind="stable")
-    ends = np.cumsum(np.bincount(node, minlength=len(paths.marks)))
-    starts = np.concatenate([[0], ends[:-1]])
+    counts = np.bincount(node, minlength=len(paths.marks))
+    ends = np.cumsum(counts)
     users = np.array([user[by_node], covers[by_node]], np.int32)
-    return np.array([starts, ends], np.int32), users
+    return np.array([ends - counts, ends], np.int32), users

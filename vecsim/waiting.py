@@ -97,7 +97,9 @@ def lower_waiting(
         requests = requests._replace(path_rows=paths.nodes)
         waiting = arrivals, _seats(ranks, requests, followed)
         ranks, forest = sglang_rooms(ranks, starts)
-        return State(ranks, fresh, requests, forest, order, aggregated_sglang_waiting, waiting)
+        return State(
+            ranks, fresh, requests, forest, order, aggregated_sglang_waiting, waiting=waiting
+        )
     from vecsim.kernels import aggregated_waiting
 
     if caching and workload.output_offsets is not None:
@@ -107,7 +109,8 @@ def lower_waiting(
     state[layout.OWN_FROM] = state[layout.SHARED]
     requests, pools, seats = _vllm_rooms(ranks, requests, followed, chains, caching)
     ranks = ranks._replace(lists=place_lists(ranks, starts))
-    return State(ranks, fresh, requests, pools, order, aggregated_waiting, (arrivals, seats))
+    waiting = arrivals, seats
+    return State(ranks, fresh, requests, pools, order, aggregated_waiting, waiting=waiting)
 
 
 def _numbered(workload: Workload) -> np.ndarray:
@@ -284,7 +287,7 @@ def _vllm_rooms(
         nodes=np.zeros((layout.NODE_FIELDS, copies + n), np.int32),
         index=np.empty((layout.INDEX_FIELDS, rows), np.int32),
         forecast=np.zeros((layout.FORECAST_FIELDS, 0), np.int32),
-        users=np.zeros(0, np.int32),
+        users=np.zeros((2, 0), np.int32),
     )
     return requests, pools, seats
 

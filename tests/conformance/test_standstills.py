@@ -112,6 +112,52 @@ def test_every_standstill_has_an_answer_or_an_unbuilt_feature():
     assert built == set(SETTLED) | set(UNBLOCKED) | {DEADLOCK}
 
 
+def _rank(backend, requests, **rank):
+    timing = {"type": "fixed", "prefill_ms": 10, "decode_ms": 1}
+    rows = [
+        {"id": f"r{k}", "arrival_time_ms": 0, "input_tokens": isl, "output_tokens": osl}
+        for k, (isl, osl) in enumerate(requests)
+    ]
+    return {
+        "version": 1,
+        "topology": {"kind": "aggregated", "workers": {"initial_workers": 1}},
+        "engine": {"rank": {"backend": backend, "timing_model": timing, **rank}},
+        "requests": rows,
+    }
+
+
+# Empty prompts come in whatever blocks are left, and the reference never returns: the last one
+# fails. (payload; status, output length, last token (ms), terminal time (ms) of each request)
+OVERCOMMITTED = {
+    # Two blocks of 2 tokens. Both have tokens at 1, 2 and 3 ms and then need a second block.
+    "trtllm": (
+        _rank("trtllm", [(0, 4), (0, 4)], block_size=2, num_gpu_blocks=2),
+        [("completed", 4, 4.0, 4.0), ("failed", 3, 3.0, 3.0)],
+    ),
+    # r0 has blocks for all its 6 tokens reserved, and r1 takes one of the three.
+    "trtllm_beside_a_prompt": (
+        _rank("trtllm", [(2, 4), (0, 4)], block_size=2, num_gpu_blocks=3),
+        [("completed", 4, 14.0, 14.0), ("failed", 3, 13.0, 13.0)],
+    ),
+    # One block: whoever comes in takes it from the other. With a budget of 2 tokens, 3 tokens need
+    # two passes to be computed again, which nobody gets any more once both have that many.
+    "vllm": (
+        _rank("vllm", [(0, 8), (0, 8)], block_size=16, num_gpu_blocks=1, max_num_batched_tokens=2),
+        [("failed", 2, 2.0, 3.0), ("completed", 8, 9.0, 9.0)],
+    ),
+}
+
+
+@pytest.mark.parametrize("case_name", OVERCOMMITTED)
+def test_one_of_several_empty_prompts_fails(case_name):
+    payload, expected = OVERCOMMITTED[case_name]
+    result = replay(payload)
+    columns = ("terminal_status", "output_length", "last_token_ms", "terminal_time_ms")
+    assert result.requests.select(columns).rows() == expected
+    assert result.report["failed_requests"] == 1
+    assert result.report["terminal_reasons"]["kv_capacity_exhausted"] == 1
+
+
 DEVIATIONS = [c for c in all_cases() if "deviation" in c]
 
 

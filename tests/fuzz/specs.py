@@ -72,7 +72,7 @@ class Draw:
             self.on.add("prefix")
         self.on -= set(without)
         if "trtllm" in self.on:
-            self.on -= {"belady", "prefill_schedule_interval"}
+            self.on -= {"prefill_schedule_interval"}
         if "sglang" in self.on:
             self.on -= {"chunking_off", "fifo", "prefill_schedule_interval"}
         if "disagg" in self.on:
