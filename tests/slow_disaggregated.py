@@ -15,7 +15,7 @@ from tests.slow_handoff import TrtllmDestination, TrtllmSource, VllmDestination,
 from tests.slow_model import Endless, SlowOutcome, Tokenizer, tokenizer_of
 from tests.slow_rank import Pass, Request
 
-IDLE_PASS_LIMIT = 2_000
+IDLE_PASS_LIMIT = 20_000
 RANKS = {
     "vllm": (VllmSource, VllmDestination),
     "trtllm": (TrtllmSource, TrtllmDestination),
