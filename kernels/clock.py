@@ -32,6 +32,7 @@ from vecsim.kernels.layout import (
 )
 from vecsim.kernels.placement import enqueue, tokenized_at
 from vecsim.kernels.stretch import walk_stretch
+from vecsim.kernels.tournament import first_leaf, set_leaf
 from vecsim.kernels.worker import WorkerKernels, earliest_arrival
 
 # --- rows of `Clock.state` ------------------------------------------------------------------------
@@ -65,26 +66,7 @@ class Clock(NamedTuple):
 @inner
 def set_end(clock, worker, end):
     """Enter a worker's next end into the tournament tree."""
-    tree = clock.tree
-    node = np.int64(len(tree)) // 2 + worker
-    tree[node] = end
-    node //= 2
-    while node >= 1:
-        tree[node] = min(tree[2 * node], tree[2 * node + 1])
-        node //= 2
-
-
-@inner
-def first_to_end(clock):
-    """Lowest worker id among those with the earliest end."""
-    tree = clock.tree
-    leaves = np.int64(len(tree)) // 2
-    node = np.int64(1)
-    while node < leaves:
-        node *= 2
-        if tree[node] > tree[node + 1]:
-            node += 1
-    return node - leaves
+    set_leaf(clock.tree, worker, end)
 
 
 @inner
@@ -188,7 +170,7 @@ def bind(worker: WorkerKernels) -> PoolKernels:
     def complete_due(ranks, workers, requests, pools, scratch, clock):
         """Apply all passes that end now, by worker id; wake workers whose next request is here."""
         while clock.tree[1] == clock.time[NOW]:
-            worker = first_to_end(clock)
+            worker = first_leaf(clock.tree)
             set_end(clock, worker, np.inf)
             wake(clock, worker)
             if workers.state[worker, PENDING] == NO_PASS:

@@ -115,8 +115,10 @@ NONE = np.int64(-1)
     PREFILL_DECODE_INTERVAL,
     ROOT,  # root of the rank's radix tree
     TREE_ROOM,  # tree nodes that one pass may need
-) = (np.int64(k) for k in range(30))
-PARAMS = 30
+    ROLE,
+) = (np.int64(k) for k in range(31))
+PARAMS = 31
+AGGREGATED, SOURCE, DESTINATION = (np.int64(k) for k in range(3))
 
 # ... then state.
 (
@@ -161,16 +163,32 @@ PARAMS = 30
     LAGGING,  # some front member got its last token before the last pass end
     TREE_CLOCK,  # tree operations so far
     UNSORTED,  # tree or queue changed since the queue was last sorted
-) = (np.int64(PARAMS + k) for k in range(40))
-RANK_FIELDS = PARAMS + 40
+    # Prefill/decode handoff only:
+    HELD,  # a source: requests whose prompt is done and whose blocks are kept for the transfer
+    DONE_HEAD,  # ... those that the pass just closed added, in order
+    DONE_TAIL,
+    PROMISED,  # a destination: requests with reserved blocks that are not activated yet
+    ACTIVATED,  # ... activated requests that wait and were never preempted
+    CAPACITY_VERSION,  # ... how often it may have become easier to reserve
+    REFUSED_VERSION,  # ... the version at which the first pending request was refused; NONE: not
+    BLOCKED,  # the head of its queue has to wait in the pass being scheduled
+    EFFECT,  # the pass in flight schedules, admits, preempts, rejects or settles somebody
+) = (np.int64(PARAMS + k) for k in range(49))
+RANK_FIELDS = PARAMS + 49
 
 # --- state of a worker: int64 [workers, WORKER_STATE], float64 [workers, WORKER_TIME] ------------
-PENDING, PENDING_PASSES, STEP, PASSES, TERMINALS, FRUITLESS, PREFILL_LEFT, LAST_ENDED = (
-    np.int64(k) for k in range(8)
-)
-"""PREFILL_LEFT: passes for which prefills are put off (prefill_decode_interval). LAST_ENDED: the
-request that ended last; its NEXT is the one before."""
-WORKER_STATE = 8
+(
+    PENDING,
+    PENDING_PASSES,
+    STEP,
+    PASSES,
+    TERMINALS,
+    FRUITLESS,
+    PREFILL_LEFT,  # passes for which prefills are put off (prefill_decode_interval)
+    LAST_ENDED,  # the request that ended last; its NEXT is the one before
+    ASIDE,  # its last pass had no effect (prefill/decode fleets)
+) = (np.int64(k) for k in range(9))
+WORKER_STATE = 9
 NO_PASS, ONE_PASS, STRETCH = (np.int64(k) for k in range(3))
 
 (
@@ -225,8 +243,10 @@ WORKER_TIME = 16
     CACHED_PAGES,  # depth of that node: pages of its own path that are in the tree
     REQUEUED,  # gave its pages back once so that another request could go on
     FAMILY,  # itself; where prompts grow from turn to turn, the first turn of its session
-) = (np.int64(k) for k in range(30))
-REQUEST_STATE = 30
+    # A destination only:
+    ORDER,  # when its blocks were asked for, among all requests
+) = (np.int64(k) for k in range(31))
+REQUEST_STATE = 31
 
 RELEASED, ARRIVAL, FIRST_ADMIT, FIRST_TOKEN, SECOND_TOKEN, LAST_TOKEN, TERMINAL = (
     np.int64(k) for k in range(7)

@@ -390,7 +390,9 @@ class Rank:
 
     def _schedule_waiting(self, p: Pass, defer: bool, now: float) -> None:
         while not p.preempted and len(self.running) < self.max_seqs and self.waiting:
-            q = self.waiting[0]
+            q = self.head()
+            if q is None:
+                break
             reason = self._rejection(q)
             if reason:
                 self._drop_head(q, "rejected", reason)
@@ -398,12 +400,20 @@ class Rank:
                 continue
             before = p.budget
             if not self._admit(q, p, defer, now):
-                if self.running or p.rejected:
+                if self.running or p.rejected or self.may_still_start(q):
                     break
                 self.settle_head(p)
                 continue
             if before == 0:
                 break
+
+    def head(self) -> Request | None:
+        """The waiting request that is looked at next."""
+        return self.waiting[0]
+
+    def may_still_start(self, q: Request) -> bool:
+        """Whether something but a running request may let the refused head in."""
+        return False
 
     def _rejection(self, q: Request) -> str | None:
         if self.max_model_len is not None and q.isl >= self.max_model_len:
@@ -434,7 +444,7 @@ class Rank:
         return True
 
     def _drop_head(self, q: Request, status: str, reason: str) -> None:
-        self.waiting.pop(0)
+        self.waiting.remove(q)
         q.verdict = (status, reason)
         if self.pool.forecast:
             self.pool.forecast.retire(q)
@@ -483,7 +493,7 @@ class Rank:
         p.emitted = [q for q in ready if self._left(q) > 0]
         for q in p.completed:
             self._finish(q)
-        decodes = [q for q in p.emitted if q.generated or p.work.get(q.index, (0, 0))[1] == 0]
+        decodes = [q for q in p.emitted if self._decodes(q, p)]
         if decodes:
             context = sum(q.length() for q in decodes)
             end += duration_ms(self._decode_ms(context), self.decode_ratio)
@@ -493,6 +503,10 @@ class Rank:
                 p.completed.append(q)
                 self._finish(q)
         p.end_ms = end
+
+    def _decodes(self, q: Request, p: Pass) -> bool:
+        """Whether the token that `q` emits costs a decode step."""
+        return q.generated > 0 or p.work.get(q.index, (0, 0))[1] == 0
 
     def _finish(self, q: Request) -> None:
         self.running.remove(q)

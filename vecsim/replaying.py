@@ -78,19 +78,23 @@ def replay(
     check_supported(payload)
     roles = resolve(payload.spec, emit_kv_events=observe is not None)
     _check_stages(roles, prefill_timing, decode_timing)
+    if timeline and len(roles) > 1:
+        raise NotSupportedYetError("timeline", "of a prefill/decode fleet")
+    if observe is not None and len(roles) > 1:
+        raise NotSupportedYetError("observe", f"{observe} of a prefill/decode fleet")
     progress = _progress(progress)
     threads = thread_count(threads)
     if workload is None:
         workload = authored_workload(payload)
     else:
-        workload = _checked_workload(workload, roles[0], payload)
-    _check_waits(payload, workload, roles[0])
+        workload = _checked_workload(workload, roles, payload)
+    _check_waits(payload, workload, roles)
     _check_services(payload.tokenization, workload)
     outcome, measured = _run(
         payload,
         workload,
-        roles[0],
-        timing,
+        roles,
+        (timing, prefill_timing, decode_timing),
         threads,
         progress,
         timeline,
@@ -125,7 +129,7 @@ def _check_stages(
             raise InputError(name, model, "none: the pool is aggregated; use timing")
 
 
-def _checked_workload(workload: Workload, role: Role, payload: Payload) -> Workload:
+def _checked_workload(workload: Workload, roles: tuple[Role, ...], payload: Payload) -> Workload:
     """The workload with its columns in order, after what the descriptor's own checks would have
     said of these requests."""
     if not isinstance(workload, Workload):
@@ -134,22 +138,33 @@ def _checked_workload(workload: Workload, role: Role, payload: Payload) -> Workl
         workload = workload.checked()
     except InputError as error:
         raise InputError(f"workload.{error.where}", error.value, error.expected) from None
-    too_high = np.flatnonzero(workload.dp_rank >= role.dp_size)
-    if too_high.size:
-        row = int(too_high[0])
-        expected = f"a rank below engine.dp_size = {role.dp_size}"
-        raise InputError(f"workload.dp_rank[{row}]", int(workload.dp_rank[row]), expected)
-    pinned = np.flatnonzero(workload.prefill_dp_rank >= 0)
-    if pinned.size:
-        row = int(pinned[0])
-        value = int(workload.prefill_dp_rank[row])
-        raise InputError(f"workload.prefill_dp_rank[{row}]", value, "none: the pool is aggregated")
+    _check_pins(workload, roles)
     belady = payload.spec.engine.kv_eviction_policy == "belady"
     if belady and len(workload) and workload.block_offsets is None:
         raise InputError(
             "workload", "lengths only", "token or hash ids: belady looks them up ahead"
         )
     return workload
+
+
+def _check_pins(workload: Workload, roles: tuple[Role, ...]) -> None:
+    """Refuse pins to ranks that a role does not have."""
+    for role in roles:
+        pins, name = workload.dp_rank, "dp_rank"
+        if role.stage == "prefill":
+            own = workload.prefill_dp_rank
+            pins = np.where(own < 0, workload.dp_rank, own)
+            name = "prefill_dp_rank (or dp_rank)"
+        too_high = np.flatnonzero(pins >= role.dp_size)
+        if too_high.size:
+            row = int(too_high[0])
+            expected = f"a rank below {role.path}.dp_size = {role.dp_size}"
+            raise InputError(f"workload.{name}[{row}]", int(pins[row]), expected)
+    pinned = np.flatnonzero(workload.prefill_dp_rank >= 0)
+    if pinned.size and roles[0].stage == "aggregated":
+        row = int(pinned[0])
+        value = int(workload.prefill_dp_rank[row])
+        raise InputError(f"workload.prefill_dp_rank[{row}]", value, "none: the pool is aggregated")
 
 
 def _check_services(tokenization: Tokenization | None, workload: Workload) -> None:
@@ -165,11 +180,15 @@ def _check_services(tokenization: Tokenization | None, workload: Workload) -> No
         raise InputError(f"tokenization.{name}", value, expected)
 
 
-def _check_waits(payload: Payload, workload: Workload, role: Role) -> None:
+def _check_waits(payload: Payload, workload: Workload, roles: tuple[Role, ...]) -> None:
     """Refuse what cannot go with requests that wait for others (reference: configuration)."""
+    role = roles[0]
     graph = workload.dependencies is not None
     if workload.sessions is None and not graph:
         return
+    if len(roles) > 1:
+        waiting = "dependencies" if graph else "sessions"
+        raise NotSupportedYetError(f"workload.{waiting}", "in a prefill/decode fleet")
     if role.rank.emit_kv_events:
         raise NotSupportedYetError("observe", "kv_events of requests that wait for others")
     spec = payload.spec
@@ -206,8 +225,8 @@ def _progress(progress: bool | Progress) -> Progress | None:
 def _run(
     payload: Payload,
     workload: Workload,
-    role: Role,
-    timing: CompiledTiming | None,
+    roles: tuple[Role, ...],
+    timings: tuple[CompiledTiming | None, CompiledTiming | None, CompiledTiming | None],
     threads: int,
     progress: Progress | None,
     timeline: bool,
@@ -222,38 +241,10 @@ def _run(
     tokenization = payload.tokenization
     if tokenization and not (tokenization.base_ms or tokenization.per_input_token_ms):
         tokenization = None
-    belady = spec.engine.kv_eviction_policy == "belady"
-    workers = spec.topology.workers.initial_workers
-    waits = workload.sessions is not None or workload.dependencies is not None
-    # Belady's forecast is shared by all workers, and counts requests as they come to the fleet.
-    forecasts = belady and (workers > 1 or tokenization is not None)
-    coupled = waits or max_in_flight is not None or forecasts
     horizon = np.inf if spec.max_sim_time_ms is None else spec.max_sim_time_ms
-    options = RunOptions(max_in_flight, coupled, tokenization, horizon, threads, progress, timeline)
-
-    def run(counted: np.ndarray | None) -> Outcome:
-        if waits:
-            from vecsim.waiting import lower_waiting
-
-            state = lower_waiting(
-                role, workload, workers, session_cap=max_in_flight, timing=timing, counted=counted
-            )
-            return simulate(state, workload, role, options)
-        state = lower(
-            role,
-            workload,
-            workers,
-            eviction=spec.engine.kv_eviction_policy,
-            tokenization=tokenization,
-            authored_order=authored_order,
-            released_by_completions=max_in_flight is not None,
-            coupled=coupled,
-            timing=timing,
-            counted=counted,
-        )
-        return simulate(state, workload, role, options)
-
-    outcome = run(None)
+    options = RunOptions(max_in_flight, False, tokenization, horizon, threads, progress, timeline)
+    run = _run_aggregated if roles[0].stage == "aggregated" else _run_disaggregated
+    outcome = run(payload, workload, roles, timings, options, authored_order, None)
     measured = measured_of(outcome.arrival_ms, *windows)
     counted = outcome.status == layout.COMPLETED
     if measured is not None:
@@ -261,5 +252,75 @@ def _run(
     if np.any(outcome.output_length[~counted] > 1):
         # Gaps count for completed requests only, and who completes is known only now.
         options = dataclasses.replace(options, progress=None)
-        outcome = run(counted)
+        outcome = run(payload, workload, roles, timings, options, authored_order, counted)
     return outcome, measured
+
+
+def _run_aggregated(
+    payload: Payload,
+    workload: Workload,
+    roles: tuple[Role, ...],
+    timings: tuple[CompiledTiming | None, ...],
+    options: RunOptions,
+    authored_order: bool,
+    counted: np.ndarray | None,
+) -> Outcome:
+    role, timing = roles[0], timings[0]
+    eviction = payload.spec.engine.kv_eviction_policy
+    workers = payload.spec.topology.workers.initial_workers
+    closed = options.max_in_flight is not None
+    waits = workload.sessions is not None or workload.dependencies is not None
+    # Belady's forecast is shared by all workers, and counts requests as they come to the fleet.
+    forecasts = eviction == "belady" and (workers > 1 or options.tokenization is not None)
+    coupled = waits or closed or forecasts
+    options = dataclasses.replace(options, coupled=coupled)
+    if waits:
+        from vecsim.waiting import lower_waiting
+
+        cap = options.max_in_flight
+        state = lower_waiting(
+            role, workload, workers, session_cap=cap, timing=timing, counted=counted
+        )
+        return simulate(state, workload, role, options)
+    state = lower(
+        role,
+        workload,
+        workers,
+        eviction=eviction,
+        tokenization=options.tokenization,
+        authored_order=authored_order,
+        released_by_completions=closed,
+        coupled=coupled,
+        timing=timing,
+        counted=counted,
+    )
+    return simulate(state, workload, role, options)
+
+
+def _run_disaggregated(
+    payload: Payload,
+    workload: Workload,
+    roles: tuple[Role, ...],
+    timings: tuple[CompiledTiming | None, ...],
+    options: RunOptions,
+    authored_order: bool,
+    counted: np.ndarray | None,
+) -> Outcome:
+    # A user of aggregated pools does not wait for the import of these kernels.
+    from vecsim.lower_handoff import lower_handoff
+    from vecsim.simulation_handoff import simulate_handoff
+
+    shared, prefill, decode = timings
+    state = lower_handoff(
+        roles,
+        payload.spec.topology,
+        workload,
+        tokenization=options.tokenization,
+        authored_order=authored_order,
+        max_in_flight=options.max_in_flight,
+        horizon_ms=options.horizon_ms,
+        timings=(prefill or shared, decode or shared),
+        record_segments=options.record_segments,
+        counted=counted,
+    )
+    return simulate_handoff(state, roles, options.progress, options.tokenization is not None)

@@ -135,7 +135,10 @@ def _counts(outcome: Outcome) -> dict:
 def _totals(outcome: Outcome, done: np.ndarray) -> dict:
     inputs = int(outcome.input_length.sum(where=done, dtype=np.int64))
     outputs = int(outcome.output_length.sum(where=done, dtype=np.int64))
-    reused = int(outcome.reused_input_tokens.sum(where=done, dtype=np.int64))
+    most_reused = outcome.reused_input_tokens
+    if outcome.handoff is not None:
+        most_reused = np.maximum(most_reused, outcome.handoff.decode_reused)
+    reused = int(most_reused.sum(where=done, dtype=np.int64))
     first_reused = int(outcome.first_reused_input_tokens.sum(where=done, dtype=np.int64))
     completed = int(done.sum())
     duration = float(outcome.terminal_ms.max(where=done, initial=0.0)) if completed else None

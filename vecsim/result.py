@@ -294,7 +294,10 @@ class Result:
             prediction_provenance=None,
         )
         if self.payload.spec.record_per_request:
-            report["per_request"] = _per_request(self.requests, self.admissions)
+            pools = tuple(pool.name for pool in self.outcome.pools)
+            if self.roles[0].backend == "sglang":
+                pools = pools[::-1]
+            report["per_request"] = _per_request(self.requests, self.admissions, pools)
         return report
 
     def write(
@@ -409,10 +412,10 @@ def _reference_fields() -> list[str]:
 
 
 def _requests_frame(workload: Workload, outcome: Outcome, spans: metrics.Latencies) -> pl.DataFrame:
-    dp_size = outcome.pools[0].dp_size
+    dp_size = outcome.pools[-1].dp_size
     placed = outcome.rank >= 0
     tokenized, graph = outcome.tokenized_ms, workload.dependencies
-    readmissions = np.maximum(outcome.admissions - 1, 0)
+    readmissions = np.bincount(outcome.readmission_request, minlength=len(placed))
     columns = {
         "request_id": workload.request_id,
         "session_id": workload.session_id,
@@ -443,10 +446,33 @@ def _requests_frame(workload: Workload, outcome: Outcome, spans: metrics.Latenci
         "decode_worker_id": _where(outcome.rank // dp_size, placed),
         "decode_dp_rank_used": _where(outcome.rank % dp_size, placed),
     }
+    if outcome.handoff is not None:
+        columns.update(_handoff_columns(outcome))
     rows = len(outcome.status)
     return pl.DataFrame(
         [_column(name, columns.get(name), dtype, rows) for name, dtype in REQUESTS_SCHEMA.items()]
     )
+
+
+def _handoff_columns(outcome: Outcome) -> dict[str, Any]:
+    """What `requests` has of a prefill/decode run only."""
+    handoff = outcome.handoff
+    dp_size = outcome.pools[0].dp_size
+    rank = handoff.prefill_rank
+    placed = rank >= 0
+    decoded = handoff.decode_admissions > 0
+    return {
+        "prefill_worker_idx": _where(rank, placed),
+        "prefill_worker_id": _where(rank // dp_size, placed),
+        "prefill_dp_rank_used": _where(rank % dp_size, placed),
+        "prefill_admit_ms": outcome.first_admit_ms,
+        "source_held_ms": handoff.source_held_ms,
+        "destination_reserved_ms": handoff.destination_reserved_ms,
+        "destination_activated_ms": handoff.destination_activated_ms,
+        "decode_admit_ms": handoff.decode_admit_ms,
+        "source_released_ms": handoff.source_released_ms,
+        "decode_reused_input_tokens": _where(handoff.decode_reused, decoded),
+    }
 
 
 def _column(name: str, values: Any, dtype: pl.DataType, rows: int) -> pl.Series:
@@ -483,20 +509,34 @@ def _metadata(metadata: list | None) -> pl.Series | None:
 
 
 def _admissions_frame(outcome: Outcome) -> pl.DataFrame:
-    pool = outcome.pools[0]
-    first = np.flatnonzero(outcome.admissions > 0).astype(np.int32)
-    request = np.concatenate([first, outcome.readmission_request])
-    at_ms = np.concatenate([outcome.first_admit_ms[first], outcome.readmission_at_ms])
-    reused = np.concatenate([outcome.first_reused_input_tokens[first], outcome.readmission_reused])
-    if len(outcome.readmission_request):
+    handoff = outcome.handoff
+    again = outcome.readmission_request
+    in_decode = np.zeros(len(again), np.bool_)
+    admissions = outcome.admissions
+    if handoff is not None:
+        in_decode = handoff.readmission_in_decode
+        admissions = admissions - handoff.decode_admissions
+    parts = [
+        _first_admissions(admissions, outcome.first_admit_ms, outcome.first_reused_input_tokens),
+        _readmissions(outcome, ~in_decode),
+    ]
+    if handoff is not None:
+        decode = (handoff.decode_admissions, handoff.decode_admit_ms, handoff.decode_first_reused)
+        parts += [_first_admissions(*decode), _readmissions(outcome, in_decode)]
+    request, at_ms, reused = (np.concatenate(columns) for columns in zip(*parts, strict=True))
+    pool = np.repeat(np.arange(len(parts)) // 2, [len(part[0]) for part in parts])
+    if len(parts) > 2 or len(again):
         order = np.argsort(request, kind="stable")
-        request, at_ms, reused = request[order], at_ms[order], reused[order]
-    rank = outcome.rank[request]
+        request, at_ms, reused, pool = request[order], at_ms[order], reused[order], pool[order]
+    pools = outcome.pools
+    ranks = [outcome.rank] if handoff is None else [handoff.prefill_rank, outcome.rank]
+    rank = np.array([own[request] for own in ranks])[pool, np.arange(len(request))]
+    dp_size = np.array([own.dp_size for own in pools])[pool]
     columns = {
         "request": request,
-        "pool": _constant("pool", pool.name, POOL, len(request)),
-        "worker": rank // pool.dp_size,
-        "rank": rank % pool.dp_size,
+        "pool": _names(pool, tuple(own.name for own in pools), POOL),
+        "worker": rank // dp_size,
+        "rank": rank % dp_size,
         "at_ms": at_ms,
         "reused": reused,
     }
@@ -508,23 +548,46 @@ def _admissions_frame(outcome: Outcome) -> pl.DataFrame:
     )
 
 
-def _per_request(requests: pl.DataFrame, admissions: pl.DataFrame) -> list[dict]:
-    """Records of the reference's `per_request` list, in its order."""
+def _first_admissions(
+    admissions: np.ndarray, at_ms: np.ndarray, reused: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(request, at_ms, reused) of the first admission of each request in one pool."""
+    first = np.flatnonzero(admissions > 0).astype(np.int32)
+    return first, at_ms[first], reused[first]
+
+
+def _readmissions(outcome: Outcome, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(request, at_ms, reused) of some readmissions (bool [k])."""
+    return (
+        outcome.readmission_request[rows],
+        outcome.readmission_at_ms[rows],
+        outcome.readmission_reused[rows],
+    )
+
+
+def _per_request(
+    requests: pl.DataFrame, admissions: pl.DataFrame, pools: tuple[str, ...]
+) -> list[dict]:
+    """Records of the reference's `per_request` list, in its order.
+
+    `pools`: names, in order of placement.
+    """
     histories: dict[int, list[dict]] = {}
     for request, pool, _, _, at_ms, reused in admissions.iter_rows():
         history = histories.setdefault(request, [])
+        in_pool = sum(entry["pool"] == pool for entry in history)
         history.append(
             {
                 "admission_ordinal": len(history),
-                "pool_admission_ordinal": len(history),
+                "pool_admission_ordinal": in_pool,
                 "pool": pool,
                 "at_ms": at_ms,
                 "reused_input_tokens": reused,
-                "is_readmission": len(history) > 0,
+                "is_readmission": in_pool > 0,
             }
         )
     records = [
-        (_record_order(row, index), _record(row, index, histories.get(index, [])))
+        (_record_order(row, index), _record(row, index, histories.get(index, []), pools))
         for index, row in enumerate(requests.iter_rows(named=True))
         if row["terminal_status"] in _TERMINAL
     ]
@@ -547,7 +610,7 @@ _OWN_COLUMNS = (
 _ABSENT_WHEN_NULL = ("request_id", "play_id", "metadata", "tokenized_ms")
 
 
-def _record(row: dict, index: int, history: list[dict]) -> dict:
+def _record(row: dict, index: int, history: list[dict], pools: tuple[str, ...]) -> dict:
     record = {name: value for name, value in row.items() if name not in _OWN_COLUMNS}
     for name in _ABSENT_WHEN_NULL:
         if record[name] is None:
@@ -561,20 +624,23 @@ def _record(row: dict, index: int, history: list[dict]) -> dict:
     )
     record["pressure_record_ordinals"] = []
     record["admission_history"] = history
-    record["routing_history"] = [] if row["decode_worker_idx"] is None else [_routing(row)]
+    sides = [(pool, "prefill" if pool == "prefill" else "decode") for pool in pools]
+    record["routing_history"] = [
+        _routing(row, pool, side) for pool, side in sides if row[f"{side}_worker_idx"] is not None
+    ]
     return record
 
 
-def _routing(row: dict) -> dict:
+def _routing(row: dict, pool: str, side: str) -> dict:
     return {
-        "pool": "agg",
+        "pool": pool,
         "outcome": "immediate",
         "queue_entered_at_ms": None,
         "released_at_ms": None,
         "queue_wait_ms": 0.0,
-        "logical_worker_id": row["decode_worker_id"],
-        "scheduler_id": row["decode_worker_idx"],
-        "dp_rank": row["decode_dp_rank_used"],
+        "logical_worker_id": row[f"{side}_worker_id"],
+        "scheduler_id": row[f"{side}_worker_idx"],
+        "dp_rank": row[f"{side}_dp_rank_used"],
         "reported_overlap_tokens": 0,
         "selected_overlap_blocks": None,
         "best_available_overlap_blocks": None,

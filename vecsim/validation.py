@@ -24,6 +24,7 @@ from vecsim.checks import (
 )
 from vecsim.descriptors import (
     AggregatedTopology,
+    DisaggregatedTopology,
     EngineDescriptor,
     ExternalTiming,
     FixedTiming,
@@ -446,7 +447,7 @@ def _check_handoff(spec: ReplaySpec, roles: tuple[Role, ...]) -> None:
 # --- what is built --------------------------------------------------------------------------------
 
 _BUILT_SPEC: dict[str, tuple[Any, ...]] = {
-    "topology": (AggregatedTopology,),
+    "topology": (AggregatedTopology, DisaggregatedTopology),
     "encoder": (None,),
     "adapters.placement.provider": ("round_robin",),
     "adapters.scaling.provider": ("none",),
@@ -476,17 +477,21 @@ def check_supported(payload: Payload) -> None:
     _check_built("", payload, _BUILT_PAYLOAD)
     for role in resolve(payload.spec):
         _check_built(f"{role.path}.rank.", role.rank, _BUILT_RANK)
+        if role.backend == "sglang":
+            _check_built("", payload.spec, {"topology": (AggregatedTopology,)})
     _check_fleet_size(payload.spec)
 
 
 def _check_fleet_size(spec: ReplaySpec) -> None:
     """Every rank has its own columns, so that a fleet is bounded by memory."""
-    role, workers = resolve(spec)[0], spec.topology.workers.initial_workers
-    if role.dp_size > MAX_RANKS:
-        refuse(f"{role.path}.dp_size", role.dp_size, f"at most {MAX_RANKS} ranks in a fleet")
-    if workers * role.dp_size > MAX_RANKS:
-        expected = f"at most {MAX_RANKS} ranks in a fleet (workers x dp_size)"
-        refuse("topology.workers.initial_workers", workers, expected)
+    for role in resolve(spec):
+        name = "workers" if role.stage == "aggregated" else role.stage
+        workers = getattr(spec.topology, name).initial_workers
+        if role.dp_size > MAX_RANKS:
+            refuse(f"{role.path}.dp_size", role.dp_size, f"at most {MAX_RANKS} ranks in a pool")
+        if workers * role.dp_size > MAX_RANKS:
+            expected = f"at most {MAX_RANKS} ranks in a pool (workers x dp_size)"
+            refuse(f"topology.{name}.initial_workers", workers, expected)
 
 
 def _check_built(prefix: str, struct: Any, built: dict[str, tuple[Any, ...]]) -> None:

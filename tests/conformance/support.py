@@ -28,6 +28,7 @@ BUILT = {
     "applied_compute",
     "belady",
     "closed_loop",
+    "disaggregated",
     "dp",
     "dynamo_trace",
     "mooncake",
@@ -65,7 +66,10 @@ FIELDS = {
 }
 
 # Cases that mention a feature where it has no effect.
-UNUSED = {"config/extra_external_on_unused_prefill_role": "external_timing"}
+UNUSED = {
+    "config/extra_external_on_unused_prefill_role": "external_timing",
+    "config/extra_external_shared_unused_in_disagg": "external_timing",
+}
 
 Case = dict[str, Any]
 
@@ -81,8 +85,10 @@ def all_cases() -> tuple[Case, ...]:
 
 
 def unbuilt(case: Case) -> list[str]:
+    together = {"disaggregated"} if "sglang" in case["feature"] else set()
     known = BUILT | {UNUSED.get(name(case))}
-    return [f for f in case["feature"] if f not in known and not _is_built(f)]
+    alone = [f for f in case["feature"] if f not in known and not _is_built(f)]
+    return alone + sorted(together & set(case["feature"]))
 
 
 def _is_built(feature: str) -> bool:

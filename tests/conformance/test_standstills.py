@@ -88,9 +88,28 @@ def test_requests_behind_it_go_on(case_name):
     assert result.report["terminal_reasons"]["prompt_exceeds_kv_capacity"] == 1
 
 
+# Prefill 100 ms, decode 10 ms, transfers 5 ms, five decode blocks for prompts of two blocks and
+# outputs that need a third. r0 and r1 decode from 105; at 115 each wants its third block, and r1 is
+# preempted for r0, which ends at 135. By then r2 and r3 hold four blocks and stand behind r1, which
+# needs three. Without r1 they decode from 140; r3 is preempted at 150 and goes on at 170.
+DEADLOCK = "runtime/dis_decode_memory_pressure_vllm"
+
+
+def test_a_deadlock_of_prefill_and_decode_ends_the_blocked_head():
+    result = replay(_cases("standstill")[DEADLOCK]["payload"])
+    columns = ("terminal_status", "terminal_reason", "terminal_time_ms", "output_length")
+    assert result.requests.select(columns).rows() == [
+        ("completed", None, 135.0, 3),
+        ("failed", "deadlock", 140.0, 1),
+        ("completed", None, 170.0, 3),
+        ("completed", None, 190.0, 3),
+    ]
+    assert result.report["terminal_reasons"]["deadlock"] == 1
+
+
 def test_every_standstill_has_an_answer_or_an_unbuilt_feature():
     built = {n for n, c in _cases("standstill").items() if not unbuilt(c)}
-    assert built == set(SETTLED) | set(UNBLOCKED)
+    assert built == set(SETTLED) | set(UNBLOCKED) | {DEADLOCK}
 
 
 def _rank(backend, requests, **rank):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from tests import answers
+from tests import answers, slow_disaggregated, slow_model
 from tests.fuzz.reference import Reference
-from tests.slow_model import Endless, SlowOutcome, simulate
+from tests.slow_model import Endless, SlowOutcome
 from vecsim.errors import InputError, NotSupportedYetError
 
 STANDSTILL = ("effect-free zero-duration pass", "reached a dead end", "time limit")
@@ -34,7 +34,7 @@ def run(payload: dict, against: str, reference: Reference | None) -> Trial:
             trial.lines += _refusal_differences(payload, error)
         return trial
     try:
-        slow = simulate(payload)
+        slow = _simulate(payload)
     except Endless:
         return Trial({"endless"}, ["the slow model finds no end"])
     trial.outcomes |= _outcomes(slow)
@@ -53,6 +53,11 @@ def run(payload: dict, against: str, reference: Reference | None) -> Trial:
     else:
         trial.lines += _vecsim_differences(payload, expected)
     return trial
+
+
+def _simulate(payload: dict) -> SlowOutcome:
+    aggregated = payload.get("spec", payload)["topology"]["kind"] == "aggregated"
+    return (slow_model if aggregated else slow_disaggregated).simulate(payload)
 
 
 def _ids(payload: dict) -> list[str]:
@@ -74,8 +79,7 @@ def _outcomes(slow: SlowOutcome) -> set[str]:
         met.add("evicted")
     if met & {"preempted", "evicted"}:
         met.add("preempted or evicted")
-    if "length" in slow.reason:
-        met.add("length")
+    met |= {"length", "deadlock"} & set(slow.reason)
     return met
 
 
