@@ -6,22 +6,24 @@ import dataclasses
 import math
 import os
 import time
+import warnings
 
 import numpy as np
 
 from vecsim.columns import positive_int
 from vecsim.descriptors import Payload, Tokenization
-from vecsim.errors import InputError, NotSupportedYetError
+from vecsim.errors import InputError, NotSupportedYetError, SimulationError
 from vecsim.kernels import layout
-from vecsim.lower import lower
+from vecsim.lower import State, lower
 from vecsim.measuring import Measured, check_windows, measured_of
 from vecsim.outcome import Outcome
+from vecsim.pricing.providers import TimingWarning, price_role
 from vecsim.result import Result
 from vecsim.roles import Role, resolve
 from vecsim.sessions import session_cap
 from vecsim.simulation import Progress, RunOptions, simulate
 from vecsim.spec import Source, defaulted, load
-from vecsim.timing import CompiledTiming, check_timing
+from vecsim.timing import BoundTiming, PassTiming, check_timing
 from vecsim.validation import check_supported, validate
 from vecsim.workload import Workload
 
@@ -30,9 +32,9 @@ def replay(
     source: Source,
     *,
     workload: Workload | None = None,
-    timing: CompiledTiming | None = None,
-    prefill_timing: CompiledTiming | None = None,
-    decode_timing: CompiledTiming | None = None,
+    timing: PassTiming | None = None,
+    prefill_timing: PassTiming | None = None,
+    decode_timing: PassTiming | None = None,
     threads: int | None = None,
     progress: bool | Progress = False,
     timeline: bool = False,
@@ -45,7 +47,8 @@ def replay(
     Args:
         source: the descriptor: a dict, the path of a YAML or JSON file, `ReplaySpec` or `Payload`.
         workload: requests; replaces those of the descriptor.
-        timing, prefill_timing, decode_timing: custom pass prices, for all roles or for one stage.
+        timing, prefill_timing, decode_timing: pass prices (`CompiledTiming` or `TimingTable`) that
+            replace the descriptor's, for all roles or for one stage.
         threads: worker threads; None = one a core. Results do not depend on it.
         progress: True prints a progress line to stderr; a function is called with (requests ended,
             requests) now and then.
@@ -62,6 +65,9 @@ def replay(
         InputError: a malformed or impossible descriptor, workload or argument.
         NotSupportedYetError: a valid one that needs a feature that is not built.
         SimulationError: a timing model gave an unusable duration.
+
+    Warns:
+        TimingWarning: passes outside the range of a timing table were priced by extrapolation.
     """
     started = time.perf_counter()
     for name, model in (
@@ -80,17 +86,20 @@ def replay(
     _check_stages(roles, prefill_timing, decode_timing)
     progress = _progress(progress)
     threads = thread_count(threads)
+    given = {"prefill": prefill_timing or timing, "decode": decode_timing or timing}
+    priced = tuple(price_role(role, given.get(role.stage, timing)) for role in roles)
+    roles = tuple(one.role for one in priced)
     if workload is None:
         workload = authored_workload(payload)
     else:
         workload = _checked_workload(workload, roles[0], payload)
     _check_waits(payload, workload, roles[0])
     _check_services(payload.tokenization, workload)
-    outcome, measured = _run(
+    outcome, measured, outside = _run(
         payload,
         workload,
         roles[0],
-        timing,
+        tuple(one.timing for one in priced),
         threads,
         progress,
         timeline,
@@ -98,7 +107,15 @@ def replay(
     )
     wall_time_ms = (time.perf_counter() - started) * 1000.0
     return Result(
-        payload, workload, outcome, roles, defaulted(source), wall_time_ms, measured=measured
+        payload,
+        workload,
+        outcome,
+        roles,
+        defaulted(source),
+        wall_time_ms,
+        measured=measured,
+        priced=priced,
+        outside=outside,
     )
 
 
@@ -115,8 +132,8 @@ def authored_workload(payload: Payload) -> Workload:
 
 def _check_stages(
     roles: tuple[Role, ...],
-    prefill_timing: CompiledTiming | None,
-    decode_timing: CompiledTiming | None,
+    prefill_timing: PassTiming | None,
+    decode_timing: PassTiming | None,
 ) -> None:
     """Refuse the price of a stage that the topology does not have."""
     stages = {"prefill_timing": prefill_timing, "decode_timing": decode_timing}
@@ -207,12 +224,12 @@ def _run(
     payload: Payload,
     workload: Workload,
     role: Role,
-    timing: CompiledTiming | None,
+    timings: tuple[PassTiming | None, ...],
     threads: int,
     progress: Progress | None,
     timeline: bool,
     windows: tuple[float, float],
-) -> tuple[Outcome, Measured | None]:
+) -> tuple[Outcome, Measured | None, tuple[int, int] | None]:
     spec = payload.spec
     max_in_flight = spec.max_in_flight
     authored_order = False
@@ -231,15 +248,30 @@ def _run(
     horizon = np.inf if spec.max_sim_time_ms is None else spec.max_sim_time_ms
     options = RunOptions(max_in_flight, coupled, tokenization, horizon, threads, progress, timeline)
 
+    bounds: tuple[BoundTiming | None, ...] = ()
+
     def run(counted: np.ndarray | None) -> Outcome:
+        nonlocal bounds
+        bounds = tuple(None if timing is None else timing.bind() for timing in timings)
+        try:
+            return simulate(lowered(counted), workload, role, options)
+        except SimulationError as error:
+            refusals = [bound.refusal for bound in bounds if bound is not None]
+            raise SimulationError(next(filter(None, refusals), str(error))) from None
+
+    def lowered(counted: np.ndarray | None) -> State:
         if waits:
             from vecsim.waiting import lower_waiting
 
-            state = lower_waiting(
-                role, workload, workers, session_cap=max_in_flight, timing=timing, counted=counted
+            return lower_waiting(
+                role,
+                workload,
+                workers,
+                session_cap=max_in_flight,
+                timing=bounds[0],
+                counted=counted,
             )
-            return simulate(state, workload, role, options)
-        state = lower(
+        return lower(
             role,
             workload,
             workers,
@@ -248,10 +280,9 @@ def _run(
             authored_order=authored_order,
             released_by_completions=max_in_flight is not None,
             coupled=coupled,
-            timing=timing,
+            timing=bounds[0],
             counted=counted,
         )
-        return simulate(state, workload, role, options)
 
     outcome = run(None)
     measured = measured_of(outcome.arrival_ms, *windows)
@@ -262,4 +293,15 @@ def _run(
         # Gaps count for completed requests only, and who completes is known only now.
         options = dataclasses.replace(options, progress=None)
         outcome = run(counted)
-    return outcome, measured
+    outside = _outside(bounds)
+    if outside is not None and any(outside):
+        message = "passes outside the timing table are extrapolated; outside_table_* counts them"
+        warnings.warn(message, TimingWarning, stacklevel=3)
+    return outcome, measured, outside
+
+
+def _outside(bounds: tuple[BoundTiming | None, ...]) -> tuple[int, int] | None:
+    """Prefill and decode look-ups of all roles outside their tables; None without a table."""
+    counts = [bound.outside for bound in bounds if bound is not None]
+    counts = [count for count in counts if count is not None]
+    return tuple(map(sum, zip(*counts, strict=True))) if counts else None
