@@ -15,7 +15,7 @@ from vecsim.kernels import aggregated, layout, sharing
 from vecsim.kernels.layout import ForecastForest, Forest, Pools, Ranks, Requests, Workers
 from vecsim.kernels.placement import tokenize_all
 from vecsim.roles import Role
-from vecsim.timing import CompiledTiming
+from vecsim.timing import BoundTiming
 from vecsim.workload import PrefixTree, Workload
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def lower(
     authored_order: bool,
     released_by_completions: bool,
     coupled: bool,
-    timing: CompiledTiming | None,
+    timing: BoundTiming | None,
     counted: np.ndarray | None = None,
 ) -> State:
     """Arrays for a fresh run.
@@ -306,7 +306,7 @@ def output_limits(workload: Workload, rank: RankConfig) -> tuple[np.ndarray, np.
 
 
 def params_of(
-    role: Role, longest: int, eviction: str, timing: CompiledTiming | None
+    role: Role, longest: int, eviction: str, timing: BoundTiming | None
 ) -> tuple[np.ndarray, np.ndarray]:
     """Parameters of one rank: int64 [PARAMS], float64 [FACTORS]."""
     rank = role.rank
