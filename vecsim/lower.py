@@ -516,6 +516,6 @@ def _forecast(prompt_blocks: np.ndarray, paths: sharing.Paths) -> tuple[np.ndarr
     node = paths.nodes[paths.spans[0, user] + place]
     by_node = np.argsort(node, kind="stable")
     ends = np.cumsum(np.bincount(node, minlength=len(paths.marks)))
-    starts = np.concatenate([[0], ends[:-1]])
+    starts = np.concatenate([[0], ends])[:-1]
     users = np.array([user[by_node], covers[by_node]], np.int32)
     return np.array([starts, ends], np.int32), users
