@@ -119,6 +119,8 @@ def lower(
     ranks = ranks_of(workers * role.dp_size, params, factors)
     requests = requests_of(workload, limit, reason, paths, order, counted)
     requests.state[layout.RANK] = placed
+    if role.rank.emit_kv_events:
+        _check_rows(requests, params)
     if not released_by_completions:
         requests.time[layout.RELEASED] = released
     if not coupled:
@@ -169,6 +171,15 @@ def lower(
 
     watched = Watched(requests, int(rows), words_a_pass(instances, ranks, role.dp_size))
     return dataclasses.replace(state, entries=aggregated_events, watched=watched)
+
+
+def _check_rows(requests: Requests, params: np.ndarray) -> None:
+    """Refuse more blocks than rows of 32 bits can name."""
+    sequences = requests.state[layout.ISL].astype(np.int64) + requests.state[layout.LIMIT]
+    blocks = int((sequences // params[layout.BLOCK_SIZE]).sum())
+    if blocks > layout.NEVER:
+        expected = f"at most {layout.NEVER} blocks of all requests, for KV events"
+        raise InputError("observe", blocks, expected)
 
 
 def _queue_all(ranks: Ranks, requests: Requests, starts: np.ndarray) -> None:

@@ -2,10 +2,11 @@
 
     VECSIM_TRACES=... python -m tests.benchmarks.core [--reference PYTHON]
 
-For each case: from the columns of a Workload to finished columns, requests frame and report, on one
-thread; "first" interns the prefixes anew, "later" finds them interned. Beside it the time with all
-threads and, given the Python that has the reference, the reference's own wall_time_ms in the same
-run. The least of several rounds counts, because shared machines drift; ratios mean more than times.
+For each case: from the columns of a Workload to finished columns, requests frame and report, and to
+the frame of KV events where they are observed, on one thread; "first" interns the prefixes anew,
+"later" finds them interned. Beside it the time with all threads and, given the Python that has the
+reference, the reference's own wall_time_ms in the same run, always without KV events. The least of
+several rounds counts, because shared machines drift; ratios mean more than times.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ class Case:
     hash_ids: bool = True
     rows: int | None = None
     rank: dict[str, Any] = dataclasses.field(default_factory=dict)
+    observe: str | None = None
 
 
 ROOFLINE = {"type": "roofline", "model": "meta-llama/Meta-Llama-3.1-8B", "system": "h100_sxm"}
@@ -44,6 +46,7 @@ ROOFLINE = {"type": "roofline", "model": "meta-llama/Meta-Llama-3.1-8B", "system
 CASES = (
     Case("16 workers, lengths only", 16, hash_ids=False),
     Case("16 workers, hash ids", 16),
+    Case("16 workers, KV events", 16, observe="kv_events"),
     Case("4 workers, hash ids", 4),
     Case("overload: 3,000 rows, 1 worker", 1, rows=3000),
     Case("16 workers, block size 16", 16, rank={"block_size": 16, "num_gpu_blocks": 65536}),
@@ -68,8 +71,9 @@ def spec_of(case: Case) -> dict[str, Any]:
 def seconds(case: Case, workload: Workload, threads: int | None) -> float:
     """One replay with its frame and report."""
     started = time.perf_counter()
-    result = replay(spec_of(case), workload=workload, threads=threads)
+    result = replay(spec_of(case), workload=workload, threads=threads, observe=case.observe)
     assert result.requests.height == len(workload)
+    assert case.observe is None or result.kv_events.height > len(workload)
     assert result.report["num_requests"] == len(workload)
     return time.perf_counter() - started
 
