@@ -11,7 +11,7 @@ from vecsim.kernels import vllm_rank, worker
 from vecsim.kernels.jit import entry
 from vecsim.kernels.sharing import analyse
 
-advance_all, run_clock = pool_clock.bind(worker.bind(vllm_rank.SCHEDULER))
+advance_all, run_clock = pool_clock.bind(worker.bind(vllm_rank.SCHEDULER))[:2]
 
 
 @entry

@@ -6,7 +6,7 @@ from vecsim.kernels import clock as pool_clock
 from vecsim.kernels import sglang_rank, worker
 from vecsim.kernels.jit import entry
 
-advance_all, run_clock = pool_clock.bind(worker.bind(sglang_rank.SCHEDULER))
+advance_all, run_clock = pool_clock.bind(worker.bind(sglang_rank.SCHEDULER))[:2]
 
 
 @entry

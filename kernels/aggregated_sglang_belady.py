@@ -9,7 +9,7 @@ from vecsim.kernels import clock as pool_clock
 from vecsim.kernels import sglang_belady, worker
 from vecsim.kernels.jit import entry
 
-advance_all, run_clock = pool_clock.bind(worker.bind(sglang_belady.SCHEDULER))
+advance_all, run_clock = pool_clock.bind(worker.bind(sglang_belady.SCHEDULER))[:2]
 
 
 @entry

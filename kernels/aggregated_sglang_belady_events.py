@@ -13,7 +13,7 @@ from vecsim.kernels.rebinding import rebound
 
 _worker = rebound(worker, sglang_events.walking)
 _clock = rebound(pool_clock, sglang_events.walking, _worker)
-advance_all, run_clock = _clock.bind(_worker.bind(sglang_events.FORECASTING))
+advance_all, run_clock = _clock.bind(_worker.bind(sglang_events.FORECASTING))[:2]
 
 
 @entry

@@ -32,6 +32,7 @@ from vecsim.kernels.layout import (
 )
 from vecsim.kernels.placement import enqueue, tokenized_at
 from vecsim.kernels.stretch import walk_stretch
+from vecsim.kernels.tournament import first_leaf, set_leaf
 from vecsim.kernels.worker import WorkerKernels, earliest_arrival
 
 # --- rows of `Clock.state` ------------------------------------------------------------------------
@@ -65,26 +66,7 @@ class Clock(NamedTuple):
 @inner
 def set_end(clock, worker, end):
     """Enter a worker's next end into the tournament tree."""
-    tree = clock.tree
-    node = np.int64(len(tree)) // 2 + worker
-    tree[node] = end
-    node //= 2
-    while node >= 1:
-        tree[node] = min(tree[2 * node], tree[2 * node + 1])
-        node //= 2
-
-
-@inner
-def first_to_end(clock):
-    """Lowest worker id among those with the earliest end."""
-    tree = clock.tree
-    leaves = np.int64(len(tree)) // 2
-    node = np.int64(1)
-    while node < leaves:
-        node *= 2
-        if tree[node] > tree[node + 1]:
-            node += 1
-    return node - leaves
+    set_leaf(clock.tree, worker, end)
 
 
 @inner
@@ -124,10 +106,14 @@ def shorten_stretch(ranks, workers, requests, scratch, clock, worker, arrival):
 
 
 class PoolKernels(NamedTuple):
-    """The kernels of a pool's clock, bound to a scheduler."""
+    """The kernels of a pool's clock, bound to a scheduler, and the steps of its instants."""
 
     advance_all: Callable
     run_clock: Callable
+    complete_due: Callable
+    take_in: Callable
+    drive: Callable
+    cut_at_horizon: Callable
 
 
 def bind(worker: WorkerKernels) -> PoolKernels:
@@ -184,7 +170,7 @@ def bind(worker: WorkerKernels) -> PoolKernels:
     def complete_due(ranks, workers, requests, pools, scratch, clock):
         """Apply all passes that end now, by worker id; wake workers whose next request is here."""
         while clock.tree[1] == clock.time[NOW]:
-            worker = first_to_end(clock)
+            worker = first_leaf(clock.tree)
             set_end(clock, worker, np.inf)
             wake(clock, worker)
             if workers.state[worker, PENDING] == NO_PASS:
@@ -354,4 +340,4 @@ def bind(worker: WorkerKernels) -> PoolKernels:
             c[ROUND] = 0
         return PAUSED
 
-    return PoolKernels(advance_all, run_clock)
+    return PoolKernels(advance_all, run_clock, complete_due, take_in, drive, cut_at_horizon)

@@ -115,8 +115,10 @@ NONE = np.int64(-1)
     PREFILL_DECODE_INTERVAL,
     ROOT,  # root of the rank's radix tree
     TREE_ROOM,  # tree nodes that one pass may need
-) = (np.int64(k) for k in range(30))
-PARAMS = 30
+    ROLE,
+) = (np.int64(k) for k in range(31))
+PARAMS = 31
+AGGREGATED, SOURCE, DESTINATION = (np.int64(k) for k in range(3))
 
 # ... then state.
 (
@@ -144,6 +146,7 @@ PARAMS = 30
     PREEMPTED_ANY,
     REJECTED_HEAD,  # requests rejected in the pass in flight
     SETTLED,  # standstills settled when the pass in flight began
+    STRAINED,  # passes that preempted somebody since one last let a request go on (vLLM)
     PREFILLS,  # requests with prompt tokens in the pass in flight
     PREFILL_ISL,  # sum of prompt positions they reach
     PREFILL_PREFIX,  # sum of prompt positions they start from
@@ -160,15 +163,32 @@ PARAMS = 30
     LAGGING,  # some front member got its last token before the last pass end
     TREE_CLOCK,  # tree operations so far
     UNSORTED,  # tree or queue changed since the queue was last sorted
-) = (np.int64(PARAMS + k) for k in range(39))
-RANK_FIELDS = PARAMS + 39
+    # Prefill/decode handoff only:
+    HELD,  # a source: requests whose prompt is done and whose blocks are kept for the transfer
+    DONE_HEAD,  # ... those that the pass just closed added, in order
+    DONE_TAIL,
+    PROMISED,  # a destination: requests with reserved blocks that are not activated yet
+    ACTIVATED,  # ... activated requests that wait and were never preempted
+    CAPACITY_VERSION,  # ... how often it may have become easier to reserve
+    REFUSED_VERSION,  # ... the version at which the first pending request was refused; NONE: not
+    BLOCKED,  # the head of its queue has to wait in the pass being scheduled
+    EFFECT,  # the pass in flight schedules, admits, preempts, rejects or settles somebody
+) = (np.int64(PARAMS + k) for k in range(49))
+RANK_FIELDS = PARAMS + 49
 
 # --- state of a worker: int64 [workers, WORKER_STATE], float64 [workers, WORKER_TIME] ------------
-PENDING, PENDING_PASSES, STEP, PASSES, TERMINALS, FRUITLESS, PREFILL_LEFT = (
-    np.int64(k) for k in range(7)
-)
-"""PREFILL_LEFT: passes for which prefills are put off (prefill_decode_interval)."""
-WORKER_STATE = 8
+(
+    PENDING,
+    PENDING_PASSES,
+    STEP,
+    PASSES,
+    TERMINALS,
+    FRUITLESS,
+    PREFILL_LEFT,  # passes for which prefills are put off (prefill_decode_interval)
+    LAST_ENDED,  # the request that ended last; its NEXT is the one before
+    ASIDE,  # its last pass had no effect (prefill/decode fleets)
+) = (np.int64(k) for k in range(9))
+WORKER_STATE = 9
 NO_PASS, ONE_PASS, STRETCH = (np.int64(k) for k in range(3))
 
 (
@@ -203,7 +223,7 @@ WORKER_TIME = 16
     COMPUTED,  # tokens computed; inside the front: when it joined
     GENERATED,  # tokens produced; inside the front: minus the rank's tick
     FINISH,  # inside the front: tick at which it finishes
-    NEXT,  # next in the waiting queue, the preempted list or the rejected list
+    NEXT,  # next in the waiting queue, the preempted, the rejected or the ended list
     FRESH,  # never preempted
     HITS,  # leading blocks that were found in the index at admission
     OWN_TAIL,  # last copy that it published
@@ -222,8 +242,11 @@ WORKER_TIME = 16
     TREE_NODE,  # radix node that it locks, with the whole path above
     CACHED_PAGES,  # depth of that node: pages of its own path that are in the tree
     REQUEUED,  # gave its pages back once so that another request could go on
-) = (np.int64(k) for k in range(29))
-REQUEST_STATE = 29
+    FAMILY,  # itself; where prompts grow from turn to turn, the first turn of its session
+    # A destination only:
+    ORDER,  # when its blocks were asked for, among all requests
+) = (np.int64(k) for k in range(31))
+REQUEST_STATE = 31
 
 RELEASED, ARRIVAL, FIRST_ADMIT, FIRST_TOKEN, SECOND_TOKEN, LAST_TOKEN, TERMINAL = (
     np.int64(k) for k in range(7)
@@ -274,6 +297,8 @@ LPM_LIMIT = np.int64(128)
 # --- chunk of a stretch: float64 [CHUNK_FIELDS, CHUNK] --------------------------------------------
 DURATIONS, PRICES, ENDS, GAPS, COUNTING = (np.int64(k) for k in range(5))
 """COUNTING is 0, 1, 2, ...: a loop over floats alone is vectorised."""
+RAW = GAPS
+"""Prices before rounding share a row with the gaps, which are known only after pricing."""
 CHUNK_FIELDS = 5
 CHUNK = 64
 """Passes of a stretch that are priced at a time."""

@@ -3,9 +3,9 @@
 A node covers the pages START..END of its path. Keys are never stored: a node names a request whose
 path goes through it, and two paths agree where the prefix tree of the workload says so, run by run.
 Pages behind the shared part of a path (prompt tails and generated tokens) belong to that request
-alone. Children are found in one open-addressing table by (parent, first page). Unlocked nodes form
-a list by time of last access, so the least recently used leaf is at its head, or just behind nodes
-of its own path.
+alone, or to its family: the turns of a session that all begin with the turn before. Children are
+found in one open-addressing table by (parent, first page). Unlocked nodes form a list by time of
+last access, so the least recently used leaf is at its head, or just behind nodes of its own path.
 
 `s` is the rank's row, `pools` a `Forest`; FREE counts pages nobody has, IDLE those of unlocked
 nodes (reference: SGLang backend, radix tree).
@@ -21,6 +21,7 @@ from vecsim.kernels.layout import (
     BLOCKS_PER_NODE,
     CHILDREN,
     END,
+    FAMILY,
     FREE,
     IDLE,
     IDLE_HEAD,
@@ -55,16 +56,16 @@ _KEY_FACTOR = np.int64(0x1B873593)
 def page_key(requests, s, q, depth):
     """What the page at `depth` of a request's path holds, among paths that agree above it."""
     if depth >= requests.state[SHARED, q]:
-        return -1 - q
+        return -1 - np.int64(requests.state[FAMILY, q])
     return np.int64(requests.path_rows[requests.state[PATH, q] + depth // s[BLOCKS_PER_NODE]])
 
 
 @inner
 def common_depth(requests, s, q, other, depth, limit):
     """How deep, at most `limit`, the paths of two requests agree that agree down to `depth`."""
-    if q == other:
-        return limit
     state = requests.state
+    if state[FAMILY, q] == state[FAMILY, other]:
+        return limit
     per_node = s[BLOCKS_PER_NODE]
     path = np.int64(state[PATH, q])
     other_path = np.int64(state[PATH, other])

@@ -15,6 +15,7 @@ from vecsim.kernels.layout import (
     FRONT,
     FRONT_JOINED,
     GENERATED,
+    LAST_ENDED,
     LAST_TOKEN,
     NEXT,
     NONE,
@@ -98,22 +99,28 @@ def begin_pass(s):
 
 
 @inner
+def end_request(requests, w, q, status, now):
+    """A request, in no list any more, ends `now`."""
+    requests.state[STATUS, q] = status
+    requests.time[TERMINAL, q] = now
+    requests.state[NEXT, q] = w[LAST_ENDED]
+    w[LAST_ENDED] = q
+    w[TERMINALS] += 1
+
+
+@inner
 def complete(requests, w, q, end):
     """A request has produced all it may."""
-    requests.state[STATUS, q] = COMPLETED
-    requests.time[TERMINAL, q] = end
-    w[TERMINALS] += 1
+    end_request(requests, w, q, COMPLETED, end)
 
 
 @inner
 def settle(requests, w, s, q, status, reason, now):
     """End a request, which has left its queue or the running list, for good: nothing else would
     let the rank go on."""
-    requests.state[STATUS, q] = status
     requests.state[REASON, q] = reason
-    requests.time[TERMINAL, q] = now
     s[SETTLED] += 1
-    w[TERMINALS] += 1
+    end_request(requests, w, q, status, now)
 
 
 @inner
@@ -130,8 +137,6 @@ def end_rejected(requests, w, s, end):
     q = s[REJECTED_HEAD]
     while q >= 0:
         following = np.int64(requests.state[NEXT, q])
-        requests.state[STATUS, q] = REJECTED
-        requests.time[TERMINAL, q] = end
-        w[TERMINALS] += 1
+        end_request(requests, w, q, REJECTED, end)
         q = following
     s[REJECTED_HEAD] = NONE

@@ -84,6 +84,8 @@ from vecsim.kernels.layout import (
     RETIRED,
     RUN_OFFSET,
     RUNNING,
+    SETTLED,
+    STRAINED,
     TICK,
     TOKEN_BUDGET,
 )
@@ -108,6 +110,9 @@ from vecsim.kernels.vllm_queue import (
     reusable_blocks,
     tokens_to_admit,
 )
+
+STRAINED_LIMIT = np.int64(1024)
+"""So many passes preempt without a token or an end before an empty prompt has to fail."""
 
 
 # --- the decode front -----------------------------------------------------------------------------
@@ -163,6 +168,15 @@ def undo_work(requests, s, q):
         s[PREFILL_TOKENS] -= state[PASS_TOKENS, q]
     state[PASS_TOKENS, q] = 0
     state[PASS_PROMPT, q] = 0
+
+
+@inner
+def give_back(requests, pools, s, q):
+    """Release the blocks of a request that ends, and what admission reserved for it."""
+    computed = np.int64(requests.state[COMPUTED, q])
+    if s[RESERVES_OUTPUT] != 0:
+        s[RESERVED] -= footprint(requests, s, q) - blocks_of(computed, s[BLOCK_SIZE])
+    release(requests, pools, s, q, computed)
 
 
 @inner
@@ -397,11 +411,12 @@ def schedule(requests, pools, scratch, w, s, lists, now, defer):
     admit_waiting(requests, pools, scratch, w, s, lists, now, defer)
     if s[EVICTION_POLICY] == EVICT_BELADY:
         retire_running(requests, s, lists)
+    settle_overcommitment(requests, pools, w, s, lists, now, defer)
     if not defer and s[PREEMPTED_ANY] == 0:
         s[CAPACITY_BOUND] = np.int64(queue_head(requests, s, now) >= 0)
 
 
-# --- work summary and price -----------------------------------------------------------------------
+# --- standstills of running requests --------------------------------------------------------------
 @inner
 def is_ready(requests, q):
     """Whether all known tokens of an explicit request are computed."""
@@ -409,6 +424,53 @@ def is_ready(requests, q):
     return state[COMPUTED, q] >= known_tokens(requests, q)
 
 
+@inner
+def somebody_goes_on(requests, s, lists):
+    """Whether the scheduled pass lets a request produce a token or end."""
+    if s[FRONT] > 0 or s[REJECTED_HEAD] >= 0 or s[SETTLED] > 0:
+        return True
+    ready = np.int64(0)
+    for i in range(s[RUNNING]):
+        ready += np.int64(is_ready(requests, np.int64(lists[s[RUN_OFFSET] + i])))
+    return ready > 0
+
+
+@inner
+def fail_overcommitted(requests, pools, w, s, lists, now):
+    """Fail the empty prompt that came in last, past the gate, when there are not enough blocks for
+    all: it gives back its own. All running requests are explicit."""
+    start = s[RUN_OFFSET]
+    at = start + s[RUNNING] - 1
+    while at >= start and requests.state[ISL, lists[at]] > 0:
+        at -= 1
+    if at < start:
+        return
+    q = np.int64(lists[at])
+    for i in range(at + 1, start + s[RUNNING]):
+        lists[i - 1] = lists[i]
+    s[RUNNING] -= 1
+    s[STRAINED] = 0
+    undo_work(requests, s, q)
+    give_back(requests, pools, s, q)
+    settle(requests, w, s, q, FAILED, KV_CAPACITY_EXHAUSTED, now)
+
+
+@inner
+def settle_overcommitment(requests, pools, w, s, lists, now, defer):
+    """Empty prompts come in whatever blocks are left. Where admission reserves blocks, running
+    requests may then wait for each other; elsewhere they may preempt each other for ever."""
+    waits = s[RESERVES_OUTPUT] != 0 and s[RUNNING] > 0 and s[BUDGET] == s[TOKEN_BUDGET]
+    if not waits and s[PREEMPTED_ANY] == 0 and s[STRAINED] == 0:
+        return
+    if somebody_goes_on(requests, s, lists):
+        s[STRAINED] = 0
+        return
+    s[STRAINED] += s[PREEMPTED_ANY]
+    if s[STRAINED] > STRAINED_LIMIT or (waits and not defer):
+        fail_overcommitted(requests, pools, w, s, lists, now)
+
+
+# --- work summary and price -----------------------------------------------------------------------
 @inner
 def price(requests, s, f, lists, start):
     """End of the scheduled pass that begins at `start`, or a negative number for a bad price."""
@@ -441,10 +503,7 @@ def price(requests, s, f, lists, start):
 @inner
 def finish(requests, pools, w, s, q, end):
     """Complete an explicit request and release its blocks."""
-    computed = np.int64(requests.state[COMPUTED, q])
-    if s[RESERVES_OUTPUT] != 0:
-        s[RESERVED] -= footprint(requests, s, q) - blocks_of(computed, s[BLOCK_SIZE])
-    release(requests, pools, s, q, computed)
+    give_back(requests, pools, s, q)
     complete(requests, w, q, end)
 
 

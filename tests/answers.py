@@ -32,7 +32,24 @@ UNCOMPARED = {
     "prediction_provenance",
     "performance_diagnostics",
     "per_request",
+    "agentic_graph",
+    "agentic_input_format",
+    "agentic_lifecycle_digest",
+    "agentic_lifecycle_event_count",
+    "agentic_model_projection",
+    "agentic_qualification",
+    "weka_nested_timestamp_basis",
 }
+
+HANDOFF_COLUMNS = (
+    "prefill_admit_ms",
+    "source_held_ms",
+    "destination_reserved_ms",
+    "destination_activated_ms",
+    "decode_admit_ms",
+    "source_released_ms",
+    "decode_reused_input_tokens",
+)
 
 COLUMNS = (
     "terminal_status",
@@ -55,6 +72,7 @@ COLUMNS = (
     "readmission_count",
     "prefill_worker_idx",
     "decode_worker_idx",
+    *HANDOFF_COLUMNS,
 )
 
 
@@ -68,6 +86,23 @@ class Answer:
     requests: list[Record | None]
     report: dict[str, Any]
     exhaustive: bool
+
+
+def _compared(report: dict) -> dict:
+    """What is compared of a report, without the digests in the names of Weka's plays."""
+    fields = {k: v for k, v in report.items() if k not in UNCOMPARED}
+    if "agentic_play_outcomes" in fields:
+        fields["agentic_play_outcomes"] = [
+            {k: without_digest(v) for k, v in play.items()}
+            for play in fields["agentic_play_outcomes"]
+        ]
+    return fields
+
+
+def without_digest(name: Any) -> Any:
+    """The name of a request or play of Weka's without its digest; anything else as it is."""
+    weka = isinstance(name, str) and name.startswith("weka:")
+    return name.split(":", 3)[3] if weka else name
 
 
 # --- from the reference ---------------------------------------------------------------------------
@@ -84,7 +119,7 @@ def from_reference(report: dict, ids: list[str]) -> Answer:
             (a["pool"], a["at_ms"], a["reused_input_tokens"]) for a in row["admission_history"]
         ]
         requests[position[row["request_id"]]] = record
-    return Answer(requests, {k: v for k, v in report.items() if k not in UNCOMPARED}, False)
+    return Answer(requests, _compared(report), False)
 
 
 def from_case(expect: dict, count: int) -> Answer:
@@ -94,8 +129,7 @@ def from_case(expect: dict, count: int) -> Answer:
         record = {name: row.get(name) for name in COLUMNS}
         record["admission_history"] = [tuple(a[:3]) for a in row["admission_history"]]
         requests[row["index"]] = record
-    report = {k: v for k, v in expect["report"].items() if k not in UNCOMPARED}
-    return Answer(requests, report, False)
+    return Answer(requests, _compared(expect["report"]), False)
 
 
 # --- from vecsim ----------------------------------------------------------------------------------
@@ -110,8 +144,7 @@ def from_result(result) -> Answer:
     for row in result.admissions.to_dicts():
         entry = (row["pool"], row["at_ms"], row["reused"])
         requests[row["request"]]["admission_history"].append(entry)
-    report = {k: v for k, v in result.reference_report().items() if k not in UNCOMPARED}
-    return Answer(requests, report, True)
+    return Answer(requests, _compared(result.reference_report()), True)
 
 
 # --- from the slow model --------------------------------------------------------------------------
@@ -131,7 +164,8 @@ def _slow_record(o: SlowOutcome, i: int) -> Record:
     done = o.status[i] == "completed"
     two = len(times) > 1
     admissions = o.admissions[i]
-    return {
+    record = {
+        **dict.fromkeys(HANDOFF_COLUMNS),
         "terminal_status": o.status[i],
         "terminal_reason": o.reason[i],
         "arrival_time_ms": o.arrival_ms[i],
@@ -155,18 +189,22 @@ def _slow_record(o: SlowOutcome, i: int) -> Record:
         "decode_worker_idx": o.rank[i] if o.rank[i] >= 0 else None,
         "admission_history": [("agg", at, reused) for at, reused in admissions],
     }
+    return record if o.handoffs is None else {**record, **o.handoffs[i]}
 
 
 def _slow_report(spec: dict, o: SlowOutcome, requests: list[Record]) -> dict:
     engine = spec.get("engine") or {}
-    workers = spec["topology"]["workers"]["initial_workers"]
-    gpus = engine.get("dp_size", 1) * engine.get("tensor_parallel_size", 1)
+    seconds_of, gpus_of = o.worker_seconds, o.gpus_per_worker
+    if seconds_of is None:
+        workers = spec["topology"]["workers"]["initial_workers"]
+        seconds_of = (0.0, workers * o.end_ms / 1000)
+        gpus_of = (0, engine.get("dp_size", 1) * engine.get("tensor_parallel_size", 1))
     done = [r for r in requests if r["terminal_status"] == "completed"]
     duration = max((r["terminal_time_ms"] for r in done), default=0.0)
     seconds = max(duration / 1000, 1e-9)
     inputs = sum(r["input_length"] for r in done)
     outputs = sum(r["output_length"] for r in done)
-    reused = sum(r["reused_input_tokens"] for r in done)
+    reused = sum(max(r["reused_input_tokens"], r["decode_reused_input_tokens"] or 0) for r in done)
     first = sum(r["first_admission_reused_input_tokens"] for r in done)
     spans = {
         name: [r[name] for r in done if r[name] is not None]
@@ -183,11 +221,11 @@ def _slow_report(spec: dict, o: SlowOutcome, requests: list[Record]) -> dict:
         "input_throughput_tok_s": inputs / seconds,
         "output_throughput_tok_s": outputs / seconds,
         "total_throughput_tok_s": (inputs + outputs) / seconds,
-        "prefill_worker_seconds": 0.0,
-        "decode_worker_seconds": workers * o.end_ms / 1000,
-        "prefill_gpus_per_worker": 0,
-        "decode_gpus_per_worker": gpus,
-        "gpu_hours": gpus * workers * o.end_ms / 1000 / 3600,
+        "prefill_worker_seconds": seconds_of[0],
+        "decode_worker_seconds": seconds_of[1],
+        "prefill_gpus_per_worker": gpus_of[0],
+        "decode_gpus_per_worker": gpus_of[1],
+        "gpu_hours": sum(s * g for s, g in zip(seconds_of, gpus_of, strict=True)) / 3600,
         "prefix_cache_reused_ratio": reused / inputs if inputs else 0.0,
         "first_admission_prefix_cache_reused_ratio": first / inputs if inputs else 0.0,
         "committed_prefill_tokens": o.committed_prefill_tokens,

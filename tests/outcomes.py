@@ -69,7 +69,13 @@ _TIMES = (
     "last_token_ms",
     "terminal_ms",
 )
-_INTEGERS = ("output_length", "reused_input_tokens", "first_reused_input_tokens", "admissions")
+_INTEGERS = (
+    "input_length",
+    "output_length",
+    "reused_input_tokens",
+    "first_reused_input_tokens",
+    "admissions",
+)
 
 
 def outcome_of(rows: list[dict], gaps=None, **changes) -> Outcome:
@@ -108,6 +114,7 @@ def workload_of(rows: list[dict]) -> SimpleNamespace:
     sessions = [row.get("session_id") for row in rows]
     return SimpleNamespace(
         session_cap=None,
+        dependencies=None,
         input_length=np.array([row.get("input_length", 0) for row in rows], dtype=np.int32),
         output_length=np.array(
             [row.get("asked", row.get("output_length", 0)) for row in rows], dtype=np.int32

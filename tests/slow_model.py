@@ -17,7 +17,7 @@ from tests import slow_sglang
 from tests.slow_rank import Forecast, Pass, Rank, Request
 from tests.slow_trtllm import TrtllmRank
 
-IDLE_PASS_LIMIT = 2_000
+IDLE_PASS_LIMIT = 20_000
 
 AnyRank = Rank | slow_sglang.Rank
 
@@ -99,12 +99,12 @@ class Fleet:
         if config.get("backend") != "sglang":
             rank = _rank_class(config)
             ranks = [rank(config, self.dp_size, forecast) for _ in range(self.dp_size)]
-            return Worker(ranks, _tokenizer(payload), None)
+            return Worker(ranks, tokenizer_of(payload), None)
         group = slow_sglang.Group(config)
         group.ranks = [
             slow_sglang.Rank(config, self.dp_size, group, forecast) for _ in range(self.dp_size)
         ]
-        return Worker(group.ranks, _tokenizer(payload), group)
+        return Worker(group.ranks, tokenizer_of(payload), group)
 
     # One instant
 
@@ -227,7 +227,7 @@ def _rank_class(config: dict) -> type[Rank]:
     return TrtllmRank if config.get("backend") == "trtllm" else Rank
 
 
-def _tokenizer(payload: dict) -> Tokenizer | None:
+def tokenizer_of(payload: dict) -> Tokenizer | None:
     stage = payload.get("tokenization") or {}
     base_ms, per_token_ms = stage.get("base_ms", 0.0), stage.get("per_input_token_ms", 0.0)
     if base_ms == 0 and per_token_ms == 0:
@@ -245,7 +245,8 @@ class SlowOutcome:
     Undefined is None. `admissions` and `token_ms` hold everything of each request, `gaps` all
     inter-token gaps (ms) of the completed ones, `preemptions` one count per rank, `passes` one per
     worker. `settled` counts the requests that the reference would have stood still on, `evictions`
-    the pages that SGLang ranks evicted.
+    the blocks (SGLang: pages) that were evicted. Of a prefill/decode run, `handoffs` has one dict
+    of further fields per request, and the last two are (prefill, decode).
     """
 
     arrival_ms: list[float | None]
@@ -272,12 +273,15 @@ class SlowOutcome:
     passes: list[int]
     settled: int
     evictions: int
+    handoffs: list[dict] | None = None
+    worker_seconds: tuple[float, float] | None = None
+    gpus_per_worker: tuple[int, int] | None = None
 
 
 def simulate(payload: dict) -> SlowOutcome:
     """Replays a payload (bare spec or `{"spec", "tokenization"}`) with inline requests.
 
-    Raises `Endless` where requests with empty prompts preempt each other for ever.
+    Raises `Endless` where no rule settles a standstill.
     """
     fleet = Fleet(payload)
     fleet.run()
@@ -317,5 +321,5 @@ def _outcome(fleet: Fleet) -> SlowOutcome:
         preemptions=[r.preemptions for w in fleet.workers for r in w.ranks],
         passes=[w.passes for w in fleet.workers],
         settled=fleet.settled,
-        evictions=sum(getattr(r, "evictions", 0) for w in fleet.workers for r in w.ranks),
+        evictions=sum(r.evictions for w in fleet.workers for r in w.ranks),
     )

@@ -12,6 +12,7 @@ from fractions import Fraction
 NEVER = 1 << 60
 TOKEN_RANGE = 1 << 32
 DEFAULT_TOKEN_STEP = 1000003
+STRAINED_LIMIT = 1024
 
 
 # --- time -----------------------------------------------------------------------------------------
@@ -44,7 +45,7 @@ class Pool:
         self.by_hash: dict[object, list[int]] = {}  # the first copy is the one lookups use
         self.idle: OrderedDict[int, None] = OrderedDict()  # release order
         self.forecast = forecast
-        self.created = 0
+        self.created = self.evictions = 0
 
     def active(self) -> int:
         return len(self.copies) - len(self.idle)
@@ -69,6 +70,7 @@ class Pool:
         return ids
 
     def _evict(self) -> None:
+        self.evictions += 1
         victim = next(iter(self.idle)) if self.forecast is None else min(self.idle, key=self._rank)
         del self.idle[victim]
         block_hash = self.copies.pop(victim)[0]
@@ -212,6 +214,8 @@ class Pass:
 
 
 class Rank:
+    reserves = False  # admission reserves blocks for the whole output
+
     def __init__(self, config: dict, dp_size: int, forecast: Forecast | None) -> None:
         self.block_size = config.get("block_size") or 64
         self.max_seqs = config.get("max_num_seqs", 256) or NEVER
@@ -230,6 +234,11 @@ class Rank:
         self.running: list[Request] = []
         self.capacity_bound = False
         self.preemptions = 0
+        self.strained = 0  # passes that preempted since a request last went on
+
+    @property
+    def evictions(self) -> int:
+        return self.pool.evictions
 
     def has_work(self) -> bool:
         return bool(self.waiting or self.running)
@@ -356,6 +365,7 @@ class Rank:
         )
         self._schedule_running(p, defer)
         self._schedule_waiting(p, defer, now)
+        self._settle_overcommitment(p, defer)
         if not defer and not p.preempted:
             self.capacity_bound = bool(self.waiting)
         if self.pool.forecast:
@@ -380,7 +390,9 @@ class Rank:
 
     def _schedule_waiting(self, p: Pass, defer: bool, now: float) -> None:
         while not p.preempted and len(self.running) < self.max_seqs and self.waiting:
-            q = self.waiting[0]
+            q = self.head()
+            if q is None:
+                break
             reason = self._rejection(q)
             if reason:
                 self._drop_head(q, "rejected", reason)
@@ -388,12 +400,20 @@ class Rank:
                 continue
             before = p.budget
             if not self._admit(q, p, defer, now):
-                if self.running or p.rejected:
+                if self.running or p.rejected or self.may_still_start(q):
                     break
                 self.settle_head(p)
                 continue
             if before == 0:
                 break
+
+    def head(self) -> Request | None:
+        """The waiting request that is looked at next."""
+        return self.waiting[0]
+
+    def may_still_start(self, q: Request) -> bool:
+        """Whether something but a running request may let the refused head in."""
+        return False
 
     def _rejection(self, q: Request) -> str | None:
         if self.max_model_len is not None and q.isl >= self.max_model_len:
@@ -424,7 +444,7 @@ class Rank:
         return True
 
     def _drop_head(self, q: Request, status: str, reason: str) -> None:
-        self.waiting.pop(0)
+        self.waiting.remove(q)
         q.verdict = (status, reason)
         if self.pool.forecast:
             self.pool.forecast.retire(q)
@@ -442,6 +462,23 @@ class Rank:
         self._drop_head(q, "failed" if q.generated else "rejected", reason)
         p.settled.append(q)
 
+    def _settle_overcommitment(self, p: Pass, defer: bool) -> None:
+        """Empty prompts, let in past the gate, hold up each other: the last one has to fail."""
+        if p.rejected or p.settled or any(q.computed >= q.length() for q in self.running):
+            self.strained = 0
+            return
+        self.strained += p.preempted
+        waits = self.reserves and not defer and p.budget == self.token_budget
+        empty = [q for q in self.running if q.isl == 0]
+        if empty and (waits or self.strained > STRAINED_LIMIT):
+            q = empty[-1]
+            p.budget += p.work.pop(q.index, (0,))[0]
+            self.running.remove(q)
+            self._release_blocks(q)
+            q.verdict = ("failed", "kv_capacity_exhausted")
+            p.settled.append(q)
+            self.strained = 0
+
     def _price_and_apply(self, p: Pass, now: float) -> None:
         end = now
         prompts = [w for w in p.work.values() if w[1] > 0]
@@ -456,7 +493,7 @@ class Rank:
         p.emitted = [q for q in ready if self._left(q) > 0]
         for q in p.completed:
             self._finish(q)
-        decodes = [q for q in p.emitted if q.generated or p.work.get(q.index, (0, 0))[1] == 0]
+        decodes = [q for q in p.emitted if self._decodes(q, p)]
         if decodes:
             context = sum(q.length() for q in decodes)
             end += duration_ms(self._decode_ms(context), self.decode_ratio)
@@ -466,6 +503,10 @@ class Rank:
                 p.completed.append(q)
                 self._finish(q)
         p.end_ms = end
+
+    def _decodes(self, q: Request, p: Pass) -> bool:
+        """Whether the token that `q` emits costs a decode step."""
+        return q.generated > 0 or p.work.get(q.index, (0, 0))[1] == 0
 
     def _finish(self, q: Request) -> None:
         self.running.remove(q)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 
+from tests import slow_sglang
 from tests.slow_model import Fleet, SlowOutcome, _outcome
 from tests.slow_rank import Request
 from vecsim.workload import Workload
@@ -29,8 +30,9 @@ class WaitingFleet(Fleet):
         super().__init__(payload)
         rank = self.workers[0].ranks[0]
         self.workload = workload
-        self.names: dict | None = {} if rank.caching else None
-        self.block_size = rank.block_size
+        self.pages = isinstance(rank, slow_sglang.Rank)
+        self.names: dict | None = {} if rank.caching or self.pages else None
+        self.block_size = rank.page if self.pages else rank.block_size
         self.requests = [self._request(row, self._tokens(row)) for row in range(len(workload))]
         self.ready: list[tuple[float, int, int, int]] = []
 
@@ -56,12 +58,19 @@ class WaitingFleet(Fleet):
             "input_token_ids": tokens,
             "dp_rank": None if w.dp_rank[row] < 0 else int(w.dp_rank[row]),
         }
+        if self.pages:
+            return slow_sglang.Request(row, authored, self.block_size, self.names)
         return Request(row, authored, self.block_size, self.names)
 
     def run(self) -> None:
         self._drain()
         while True:
             times = [w.end_ms for w in self.workers if w.flight is not None]
+            times += [
+                w.tokenizer.pending[0][0]
+                for w in self.workers
+                if w.tokenizer and w.tokenizer.pending
+            ]
             if self.ready:
                 times.append(self.ready[0][0])
             if not times or (self.limit_ms is not None and min(times) > self.limit_ms):

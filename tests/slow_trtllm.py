@@ -10,6 +10,8 @@ from tests.slow_rank import Forecast, Pass, Rank, Request
 
 
 class TrtllmRank(Rank):
+    reserves = True
+
     def __init__(self, config: dict, dp_size: int, forecast: Forecast | None) -> None:
         super().__init__(
             {**config, "block_size": config.get("block_size") or 32}, dp_size, forecast

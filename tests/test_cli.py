@@ -335,6 +335,34 @@ def test_workers_of_a_disaggregated_spec_are_ambiguous(run, tmp_path):
     assert "--workers" in err
 
 
+def test_two_pools_from_the_command_line(run, trace):
+    code, out, err = run(
+        *("replay", trace, "--prefill-workers", 2, "--decode-workers", 1),
+        *("--handoff-latency-ms", 5, "--format", "json"),
+    )
+    assert code == 0, err
+    report = json.loads(out)
+    assert report["completed_requests"] == report["workload_requests"] > 0
+    assert report["prefill_gpus_per_worker"] == report["decode_gpus_per_worker"] == 1
+    ratio = report["prefill_worker_seconds"] / report["decode_worker_seconds"]
+    assert ratio == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (("--prefill-workers", 2), "--prefill-workers: got 2, expected --decode-workers beside it"),
+        (("--handoff-latency-ms", 2), "--handoff-latency-ms: got 2.0"),
+        (("--prefill-workers", 1, "--decode-workers", 1, "--workers", 2), "--workers: got 2"),
+        (("--prefill-workers", 0, "--decode-workers", 1), "topology.prefill.initial_workers"),
+    ],
+)
+def test_impossible_pools(run, trace, arguments, named):
+    code, out, err = run("replay", trace, *arguments)
+    assert (code, out) == (2, "")
+    assert named in err
+
+
 def test_an_ignored_key_is_one_warning_line(run, tmp_path):
     path = tmp_path / "spec.json"
     path.write_text(json.dumps({**SPEC, "comment": "mine"}))

@@ -13,7 +13,7 @@ import yaml
 import vecsim
 from tests.test_formats import assert_equal
 from tests.trace_text import write
-from vecsim.errors import InputError, NotSupportedYetError
+from vecsim.errors import InputError
 from vecsim.synthetic.rng import Random
 
 POISSON = {"kind": "poisson", "rate": 10.0}
@@ -174,8 +174,11 @@ def test_sessions_of_several_turns() -> None:
     assert workload.sessions.delay_ms.tolist() == [0.0, 25.0] * 3
     assert workload.arrival_ms.tolist() == [0.0, 0.0, 1000.0, 1000.0, 2000.0, 2000.0]
     assert workload.session_id.to_list() == [f"session_{k // 2}" for k in range(6)]
-    with pytest.raises(NotSupportedYetError, match=r"workload.sessions"):
-        vecsim.replay(FLEET, workload=workload)
+    result = vecsim.replay(FLEET, workload=workload)
+    assert result.report["completed_requests"] == 6
+    first, second = result.requests.to_dicts()[:2]
+    assert second["arrival_time_ms"] == first["terminal_time_ms"] + 25.0
+    assert second["input_length"] == first["input_length"] * 2 + first["output_length"]
 
 
 # --- descriptions ---------------------------------------------------------------------------------

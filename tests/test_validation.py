@@ -20,7 +20,7 @@ CASES = HERE / "conformance" / "cases"
 REFUSED_FIELDS = json.loads((HERE / "refused_fields.json").read_text())
 BUILT_FEATURES = {
     *("dp", "belady", "closed_loop", "time_limit", "sla", "tokenization", "sglang", "trtllm"),
-    *("trace", "mooncake", "speedup", "sessions"),
+    *("trace", "mooncake", "speedup", "sessions", "disaggregated"),
 }
 """Features of the case files that descriptors may ask for. Sessions are a matter of trace rows."""
 
@@ -110,13 +110,18 @@ def test_messages_name_the_field_first():
     ["config", "runtime", "sglang", "tiers", "vllm", "trtllm", "timing", "report", "mooncake"],
 )
 def test_accepted_cases_are_accepted_and_unbuilt_features_named(name):
-    used = {"extra_external_on_unused_prefill_role"}
+    used = {
+        "extra_external_on_unused_prefill_role",
+        "extra_external_shared_unused_in_disagg",
+    }
     for case in cases_of(name):
         if case["expect"]["error_kind"] == "validation":
             continue
         payload = load_quietly(case["payload"])
         validate(payload)
-        if set(case["feature"]) <= BUILT_FEATURES or case["name"] in used:
+        features = set(case["feature"])
+        together = "sglang" not in features or "disaggregated" not in features
+        if (features <= BUILT_FEATURES and together) or case["name"] in used:
             check_supported(payload)
         else:
             with pytest.raises(NotSupportedYetError):
@@ -372,7 +377,10 @@ def test_traffic_rules(traffic, field):
             {"engine.rank.backend": "sglang", "engine.rank.sglang.host_loop": True},
             "engine.rank.sglang.host_loop (True)",
         ),
-        ({"topology": DISAGGREGATED}, "topology (disaggregated)"),
+        (
+            {"topology": DISAGGREGATED, "engine.rank.backend": "sglang"},
+            "topology (disaggregated)",
+        ),
         ({"engine.rank.aic_nextn": 3}, "engine.rank.aic_nextn (3)"),
         (
             {"engine.rank.native_host_offload": HOST, "engine.rank.kv_cache_bytes_per_token": 8},
@@ -385,16 +393,6 @@ def test_traffic_rules(traffic, field):
                 "engine.rank.enable_prefix_caching": False,
             },
             "engine.rank.kv_cache_groups",
-        ),
-        (
-            {
-                "engine.rank.timing_model": {
-                    "type": "external",
-                    "provider": "aic",
-                    "config": {"model_path": "m", "system": "s", "backend": "vllm"},
-                }
-            },
-            "engine.rank.timing_model (external)",
         ),
         (
             {"adapters.placement": {"provider": "kv_aware"}},

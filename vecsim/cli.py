@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vecsim.cli_plans import add_commands
+from vecsim.cli_timing import app as timing_app
 from vecsim.cli_trace import app as trace_app
 from vecsim.errors import InputError, VecsimError
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, no_args_is_help=True)
 app.add_typer(trace_app, name="trace")
+app.add_typer(timing_app, name="timing")
 
 _UsageError: type[Exception] = typer.BadParameter.__base__  # not exported by name
 _PROGRESS_AFTER_S = 1.0
@@ -127,6 +129,21 @@ def replay(
     ],
     workers: Annotated[
         int | None, typer.Option(help="Workers of the fleet.", rich_help_panel=_FLEET)
+    ] = None,
+    prefill_workers: Annotated[
+        int | None,
+        typer.Option(
+            help="Workers that prefill only; a prefill/decode fleet.", rich_help_panel=_FLEET
+        ),
+    ] = None,
+    decode_workers: Annotated[
+        int | None, typer.Option(help="Workers that decode only.", rich_help_panel=_FLEET)
+    ] = None,
+    handoff_latency_ms: Annotated[
+        float | None,
+        typer.Option(
+            help="Time of a KV transfer from a prefill to a decode worker.", rich_help_panel=_FLEET
+        ),
     ] = None,
     dp: Annotated[
         int | None,
@@ -262,6 +279,8 @@ def replay(
     if output is not None:
         _check_output(output, overwrite)
     tree, workload, origin = _read_source(source, trace, max_in_flight)
+    pools = {"prefill": prefill_workers, "decode": decode_workers}
+    _set_pools(tree, pools, handoff_latency_ms, workers)
     _apply(tree, settings, set_ or [])
     options = {
         "threads": threads,
@@ -341,6 +360,33 @@ def _set_traffic(tree: dict[str, Any], trace: dict[str, Any], max_in_flight: int
         set_path(tree, fields[name], value)
 
 
+def _set_pools(
+    tree: dict[str, Any], pools: dict[str, int | None], latency_ms: float | None, both: int | None
+) -> None:
+    """Make the topology one of a prefill and a decode pool, where their options are given."""
+    from vecsim.spec import set_path
+
+    given = {name: workers for name, workers in pools.items() if workers is not None}
+    spec = tree.get("spec", tree)
+    topology = spec.get("topology") if isinstance(spec, dict) else None
+    split = isinstance(topology, dict) and topology.get("kind") == "disaggregated"
+    if given and not split:
+        for name in pools:
+            if name not in given:
+                expected = f"--{name}-workers beside it"
+                raise InputError(f"--{next(iter(given))}-workers", *given.values(), expected)
+        if both is not None:
+            raise InputError("--workers", both, "nothing beside --prefill-workers")
+        set_path(tree, "topology", {"kind": "disaggregated"})
+        split = True
+    for name, workers in given.items():
+        set_path(tree, f"topology.{name}.initial_workers", workers)
+    if latency_ms is not None:
+        if not split:
+            raise InputError("--handoff-latency-ms", latency_ms, "a prefill/decode fleet")
+        set_path(tree, "topology.handoff_latency_ms", latency_ms)
+
+
 def _apply(tree: dict[str, Any], settings: dict[str, Any], assignments: list[str]) -> None:
     """Set the fields of the given options, then those of --set, in order."""
     from vecsim.documents import parse_yaml
@@ -350,7 +396,11 @@ def _apply(tree: dict[str, Any], settings: dict[str, Any], assignments: list[str
     topology = spec.get("topology") if isinstance(spec, dict) else None
     workers = settings["topology.workers.initial_workers"]
     if workers is not None and isinstance(topology, dict) and topology.get("kind") != "aggregated":
-        raise InputError("--workers", workers, "an aggregated topology (else --set topology...)")
+        raise InputError(
+            "--workers",
+            workers,
+            "an aggregated topology (else --prefill-workers, --decode-workers)",
+        )
     for path, value in settings.items():
         if value is not None:
             set_path(tree, path, value)

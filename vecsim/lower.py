@@ -15,17 +15,19 @@ from vecsim.kernels import aggregated, layout, sharing
 from vecsim.kernels.layout import ForecastForest, Forest, Pools, Ranks, Requests, Workers
 from vecsim.kernels.placement import tokenize_all
 from vecsim.roles import Role
-from vecsim.timing import CompiledTiming
+from vecsim.timing import BoundTiming
 from vecsim.workload import PrefixTree, Workload
 
 if TYPE_CHECKING:
+    from vecsim.kernels.arrivals import Arrivals
+    from vecsim.kernels.seating import Seats
     from vecsim.kv_events import Watched
 
-_LONGEST_SEQUENCE = 2**30
+LONGEST_SEQUENCE = 2**30
 _MOST_BLOCKS = 2**61
 
 # Copies beyond one per block instance: a block recomputed while an old copy lingers adds one.
-_SPARE_COPIES = 8
+SPARE_COPIES = 8
 
 # Nodes that radix trees start with.
 _FIRST_NODES = 4096
@@ -46,6 +48,7 @@ class State:
             grows its own.
         entries: the module with the entry points of the backend.
         watched: where the role emits KV events, what they are made of; else None.
+        waiting: what entries for requests that wait for others take besides.
     """
 
     ranks: Ranks
@@ -55,6 +58,7 @@ class State:
     order: np.ndarray | None
     entries: ModuleType
     watched: Watched | None = None
+    waiting: tuple[Arrivals, Seats] | tuple[()] = ()
 
 
 def lower(
@@ -67,7 +71,7 @@ def lower(
     authored_order: bool,
     released_by_completions: bool,
     coupled: bool,
-    timing: CompiledTiming | None,
+    timing: BoundTiming | None,
     counted: np.ndarray | None = None,
 ) -> State:
     """Arrays for a fresh run.
@@ -92,9 +96,9 @@ def lower(
     if not authored_order and np.any(released[1:] < released[:-1]):
         order = np.argsort(released, kind="stable")
     placed = _place(workload, order, workers, role.dp_size)
-    arrivals = released = _in_order(released, order)
+    arrivals = released = in_order(released, order)
     if not coupled and tokenization is not None:
-        prompts = _in_order(workload.input_length, order)
+        prompts = in_order(workload.input_length, order)
         arrivals = _tokenize(tokenization, workers, role.dp_size, placed, prompts, released)
     if not coupled and (workers * role.dp_size > 1 or tokenization is not None):
         by_rank = np.argsort(placed, kind="stable")
@@ -102,18 +106,18 @@ def lower(
             by_rank = np.lexsort((arrivals, placed))
         placed, released, arrivals = placed[by_rank], released[by_rank], arrivals[by_rank]
         order = by_rank if order is None else order[by_rank]
-    limit, reason, longest = _output_limits(workload, role.rank)
-    params, factors = _params(role, longest, eviction, timing)
+    limit, reason, longest = output_limits(workload, role.rank)
+    params, factors = params_of(role, longest, eviction, timing)
     if np.any((workload.input_length == 0) & (limit > 0)):
         # Room for a preempted empty prompt is made by undoing scheduled work: duplicates arise.
         params[layout.SINGLE_COPIES] = role.rank.enable_prefix_caching
     if role.rank.emit_kv_events:
         # Every block that an event may name has an identity.
         params[layout.SINGLE_COPIES] = role.rank.enable_prefix_caching
-    paths = _paths(workload, role.rank, longest, order, placed, workers * role.dp_size)
+    paths = paths_of(workload, role.rank, longest, order, placed, workers * role.dp_size)
     params[layout.BLOCKS_PER_NODE] = paths.blocks_per_node[0]
-    ranks = _ranks(workers * role.dp_size, params, factors)
-    requests = _requests(workload, limit, reason, paths, order, counted)
+    ranks = ranks_of(workers * role.dp_size, params, factors)
+    requests = requests_of(workload, limit, reason, paths, order, counted)
     requests.state[layout.RANK] = placed
     if role.rank.emit_kv_events:
         _checked_rows(int(_blocks_of_sequences(requests, params).sum()))
@@ -122,13 +126,22 @@ def lower(
     if not coupled:
         requests.time[layout.ARRIVAL] = arrivals
     if role.backend == "sglang":
-        state = _sglang_state(ranks, _workers(workers), requests, paths, order, not coupled)
+        # Nobody else needs these kernels, and loading them takes a tenth of a second.
+        from vecsim.kernels import aggregated_sglang
+
+        requests.state[layout.SHARED] = paths.covered
+        requests.state[layout.TREE_NODE] = requests.state[layout.RANK]
+        requests = requests._replace(path_rows=paths.nodes)
+        if not coupled:
+            _queue_all(ranks, requests, paths.starts)
+        ranks, forest = sglang_rooms(ranks, paths.starts)
+        state = State(ranks, workers_of(workers), requests, forest, order, aggregated_sglang)
         if eviction == "belady":
             state = _with_forecast(state, paths)
         return _watched_sglang(state, paths, role) if role.rank.emit_kv_events else state
     if role.rank.enable_prefix_caching and workload.output_offsets is not None:
         planned = np.diff(workload.output_offsets) > 0
-        requests.state[layout.LONER] = _in_order(planned, order)
+        requests.state[layout.LONER] = in_order(planned, order)
 
     belady = eviction == "belady"
     contents = np.zeros(0, np.int32)
@@ -146,11 +159,11 @@ def lower(
     )
     if not coupled:
         _queue_all(ranks, requests, paths.starts)
-    ranks = ranks._replace(lists=_place_lists(ranks, paths.starts))
+    ranks = ranks._replace(lists=place_lists(ranks, paths.starts))
     copies = _place_copies(ranks, instances)
     prompt_blocks = requests.state[layout.ISL] // params[layout.BLOCK_SIZE]
     pools = _pools(copies, int(rows), contents, prompt_blocks, paths)
-    state = State(ranks, _workers(workers), requests, pools, order, aggregated)
+    state = State(ranks, workers_of(workers), requests, pools, order, aggregated)
     if not role.rank.emit_kv_events:
         return state
     from vecsim.kernels import aggregated_events
@@ -185,38 +198,20 @@ def _queue_all(ranks: Ranks, requests: Requests, starts: np.ndarray) -> None:
     ranks.fields[some, layout.QUEUE_TAIL] = last
 
 
-def _sglang_state(
-    ranks: Ranks,
-    workers: Workers,
-    requests: Requests,
-    paths: sharing.Paths,
-    order: np.ndarray | None,
-    arrive: bool,
-) -> State:
-    """The state of SGLang ranks; all requests are queued if `arrive`."""
-    # Nobody else needs these kernels, and loading them takes a tenth of a second.
-    from vecsim.kernels import aggregated_sglang
-
+def sglang_rooms(ranks: Ranks, starts: np.ndarray) -> tuple[Ranks, Forest]:
+    """SGLang ranks, which get at most np.diff(starts) requests each, and their empty trees."""
     fields = ranks.fields
     fields[:, layout.ROOT] = np.arange(len(fields))
-    requests.state[layout.SHARED] = paths.covered
-    requests.state[layout.TREE_NODE] = requests.state[layout.RANK]
-    requests = requests._replace(path_rows=paths.nodes)
-    if arrive:
-        _queue_all(ranks, requests, paths.starts)
-    counts = np.bincount(requests.state[layout.RANK], minlength=len(fields))
-    capacity = np.minimum(counts, fields[:, layout.MAX_NUM_SEQS])
+    capacity = np.minimum(np.diff(starts), fields[:, layout.MAX_NUM_SEQS])
     # A pass may split and add a node for the match, the chunk and the end of each request.
     fields[:, layout.TREE_ROOM] = 6 * capacity
-    starts = np.concatenate([[0], np.cumsum(counts)])
-    ranks = ranks._replace(lists=_place_lists(ranks, starts))
-    forest = Forest(
+    ranks = ranks._replace(lists=place_lists(ranks, starts))
+    return ranks, Forest(
         nodes=np.full((layout.TREE_FIELDS, 0), layout.NONE, np.int32),
         table=np.zeros(0, np.int32),
         state=np.array([layout.NONE, 0, len(fields), 0], np.int64),
         order=np.zeros((4, int(layout.LPM_LIMIT)), np.int64),
     )
-    return State(ranks, workers, requests, forest, order, aggregated_sglang)
 
 
 def _watched_sglang(state: State, paths: sharing.Paths, role: Role) -> State:
@@ -270,7 +265,7 @@ def _place(workload: Workload, order: np.ndarray | None, workers: int, dp_size: 
     n = len(workload)
     turns = -(-n // workers)
     pins = np.full(turns * workers, -1, np.int64)
-    pins[:n] = _in_order(workload.dp_rank, order)
+    pins[:n] = in_order(workload.dp_rank, order)
     # One row a turn of all workers; a pinned request takes a turn of the worker, not of its ranks.
     pins = pins.reshape(turns, workers)
     free = pins < 0
@@ -301,11 +296,11 @@ def _tokenize(
     return arrivals
 
 
-def _in_order(column: np.ndarray, order: np.ndarray | None) -> np.ndarray:
+def in_order(column: np.ndarray, order: np.ndarray | None) -> np.ndarray:
     return column if order is None else column[order]
 
 
-def _output_limits(workload: Workload, rank: RankConfig) -> tuple[np.ndarray, np.ndarray, int]:
+def output_limits(workload: Workload, rank: RankConfig) -> tuple[np.ndarray, np.ndarray, int]:
     """(tokens that each request may produce: int64 [n], why fewer than asked for: uint8 [n] reason
     codes, tokens of the longest sequence)."""
     prompt = workload.input_length.astype(np.int64)
@@ -322,16 +317,16 @@ def _output_limits(workload: Workload, rank: RankConfig) -> tuple[np.ndarray, np
         reason[clamped] = layout.KV_CAPACITY_EXHAUSTED
         limit = np.where(clamped, room, limit)
     longest = int((prompt + limit).max()) if len(prompt) else 0
-    if longest > _LONGEST_SEQUENCE:
+    if longest > LONGEST_SEQUENCE:
         row = int((prompt + limit).argmax())
         raise InputError(
-            f"requests[{row}]", longest, f"at most {_LONGEST_SEQUENCE} tokens, prompt and output"
+            f"requests[{row}]", longest, f"at most {LONGEST_SEQUENCE} tokens, prompt and output"
         )
     return limit, reason, longest
 
 
-def _params(
-    role: Role, longest: int, eviction: str, timing: CompiledTiming | None
+def params_of(
+    role: Role, longest: int, eviction: str, timing: BoundTiming | None
 ) -> tuple[np.ndarray, np.ndarray]:
     """Parameters of one rank: int64 [PARAMS], float64 [FACTORS]."""
     rank = role.rank
@@ -399,7 +394,7 @@ def _or_unlimited(value: int | None) -> int:
     return int(layout.UNLIMITED) if value is None else min(value, int(layout.UNLIMITED))
 
 
-def _ranks(count: int, params: np.ndarray, factors: np.ndarray) -> Ranks:
+def ranks_of(count: int, params: np.ndarray, factors: np.ndarray) -> Ranks:
     fields = np.zeros((count, layout.RANK_FIELDS), np.int64)
     fields[:, : layout.PARAMS] = params
     fields[:, layout.SCHEDULER_ID] = np.arange(count)
@@ -419,14 +414,13 @@ def _ranks(count: int, params: np.ndarray, factors: np.ndarray) -> Ranks:
     return Ranks(fields, np.tile(factors, (count, 1)), np.zeros(0, np.int32))
 
 
-def _workers(workers: int) -> Workers:
-    return Workers(
-        state=np.zeros((workers, layout.WORKER_STATE), np.int64),
-        time=np.zeros((workers, layout.WORKER_TIME)),
-    )
+def workers_of(workers: int) -> Workers:
+    state = np.zeros((workers, layout.WORKER_STATE), np.int64)
+    state[:, layout.LAST_ENDED] = layout.NONE
+    return Workers(state, np.zeros((workers, layout.WORKER_TIME)))
 
 
-def _paths(
+def paths_of(
     workload: Workload,
     rank: RankConfig,
     longest: int,
@@ -452,9 +446,9 @@ def _paths(
     else:
         covered = np.where(spans > 0, prompt_blocks, 0)
     return sharing.Paths(
-        spans=np.array([_in_order(tree.offsets[:-1], order), _in_order(tree.offsets[1:], order)]),
+        spans=np.array([in_order(tree.offsets[:-1], order), in_order(tree.offsets[1:], order)]),
         nodes=tree.nodes,
-        covered=_in_order(covered, order).astype(np.int32),
+        covered=in_order(covered, order).astype(np.int32),
         blocks_per_node=np.array([tree.tokens_per_node // rank.block_tokens], np.int64),
         marks=np.zeros((tree.node_count, 4), np.int32),
         order=np.argsort(placed, kind="stable"),
@@ -462,7 +456,7 @@ def _paths(
     )
 
 
-def _requests(
+def requests_of(
     workload: Workload,
     limit: np.ndarray,
     reason: np.ndarray,
@@ -472,14 +466,15 @@ def _requests(
 ) -> Requests:
     n = len(workload)
     state = np.zeros((layout.REQUEST_STATE, n), np.int32)
-    state[layout.ISL] = _in_order(workload.input_length, order)
-    state[layout.LIMIT] = _in_order(limit, order)
-    state[layout.REASON] = _in_order(reason, order)
-    state[layout.COUNTED] = 1 if counted is None else _in_order(counted, order)
+    state[layout.ISL] = in_order(workload.input_length, order)
+    state[layout.LIMIT] = in_order(limit, order)
+    state[layout.REASON] = in_order(reason, order)
+    state[layout.COUNTED] = 1 if counted is None else in_order(counted, order)
     state[layout.FRESH] = 1
     state[layout.PATH] = paths.spans[0]
     state[layout.OWN_TAIL] = layout.NONE
     state[layout.STATUS] = layout.UNFINISHED
+    state[layout.FAMILY] = np.arange(n)
     return Requests(
         state=state,
         time=np.full((layout.REQUEST_TIME, n), np.nan),
@@ -487,7 +482,7 @@ def _requests(
     )
 
 
-def _place_lists(ranks: Ranks, starts: np.ndarray) -> np.ndarray:
+def place_lists(ranks: Ranks, starts: np.ndarray) -> np.ndarray:
     """Give every rank its growth counters and a running list, as long as it can get."""
     fields = ranks.fields
     capacity = np.minimum(np.diff(starts), fields[:, layout.MAX_NUM_SEQS])
@@ -501,7 +496,7 @@ def _place_lists(ranks: Ranks, starts: np.ndarray) -> np.ndarray:
 def _place_copies(ranks: Ranks, instances: np.ndarray) -> int:
     """Give every rank its range of copies: no more than it has blocks, or blocks to copy."""
     fields = ranks.fields
-    spare = np.where(fields[:, layout.SINGLE_COPIES] != 0, _SPARE_COPIES, 1)
+    spare = np.where(fields[:, layout.SINGLE_COPIES] != 0, SPARE_COPIES, 1)
     capacity = np.minimum(instances * spare, fields[:, layout.NUM_BLOCKS])
     ends = np.cumsum(capacity)
     fields[:, layout.COPY_BUMP] = ends - capacity
@@ -535,7 +530,7 @@ def _forecast(prompt_blocks: np.ndarray, paths: sharing.Paths) -> tuple[np.ndarr
     covers = np.minimum(blocks[user] - place * per_node, per_node)
     node = paths.nodes[paths.spans[0, user] + place]
     by_node = np.argsort(node, kind="stable")
-    ends = np.cumsum(np.bincount(node, minlength=len(paths.marks)))
-    starts = np.concatenate([[0], ends])[:-1]
+    counts = np.bincount(node, minlength=len(paths.marks))
+    ends = np.cumsum(counts)
     users = np.array([user[by_node], covers[by_node]], np.int32)
-    return np.array([starts, ends], np.int32), users
+    return np.array([ends - counts, ends], np.int32), users

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
 from vecsim.checks import non_negative
-from vecsim.outcome import Outcome
+from vecsim.outcome import HandoffOutcome, Outcome
 
 _PER_REQUEST = (
     "arrival_ms",
@@ -16,6 +16,7 @@ _PER_REQUEST = (
     "second_token_ms",
     "last_token_ms",
     "terminal_ms",
+    "input_length",
     "output_length",
     "reused_input_tokens",
     "first_reused_input_tokens",
@@ -77,4 +78,17 @@ def restrict(outcome: Outcome, measured: Measured) -> Outcome:
         readmission_at_ms=outcome.readmission_at_ms[again],
         readmission_reused=outcome.readmission_reused[again],
         end_ms=outcome.end_ms - measured.start_ms,
+        handoff=None if outcome.handoff is None else _restrict(outcome.handoff, measured, again),
     )
+
+
+def _restrict(handoff: HandoffOutcome, measured: Measured, again: np.ndarray) -> HandoffOutcome:
+    columns = {name: getattr(handoff, name) for name in (own.name for own in fields(handoff))}
+    kept = {
+        name: column[again if name == "readmission_in_decode" else measured.rows]
+        for name, column in columns.items()
+    }
+    for name in kept:
+        if name.endswith("_ms"):
+            kept[name] = kept[name] - measured.start_ms
+    return HandoffOutcome(**kept)

@@ -69,6 +69,32 @@ class PoolOutcome:
 
 
 @dataclass(frozen=True)
+class HandoffOutcome:
+    """What a prefill/decode run adds; row order and undefined times as in `Outcome`.
+
+    Attributes:
+        prefill_rank: int32 [n], scheduler id in the prefill pool; -1 if never placed there.
+        source_held_ms, destination_reserved_ms, destination_activated_ms, decode_admit_ms,
+            source_released_ms: float64 [n], first occurrence.
+        decode_admissions: int32 [n], admissions in the decode pool.
+        decode_reused: int32 [n], largest prefix reuse over them (tokens).
+        decode_first_reused: int32 [n], prefix reuse of the first (tokens).
+        readmission_in_decode: bool [k], pool of each readmission.
+    """
+
+    prefill_rank: np.ndarray
+    source_held_ms: np.ndarray
+    destination_reserved_ms: np.ndarray
+    destination_activated_ms: np.ndarray
+    decode_admit_ms: np.ndarray
+    source_released_ms: np.ndarray
+    decode_admissions: np.ndarray
+    decode_reused: np.ndarray
+    decode_first_reused: np.ndarray
+    readmission_in_decode: np.ndarray
+
+
+@dataclass(frozen=True)
 class Outcome:
     """Columns of one finished run; n = number of requests, row order = workload order.
 
@@ -79,6 +105,7 @@ class Outcome:
         arrival_ms: recorded arrival (release time in a closed loop); NaN if it never arrived.
         tokenized_ms: end of tokenization; None without a tokenization stage.
         first_admit_ms, first_token_ms, second_token_ms, last_token_ms, terminal_ms: float64 [n].
+        input_length: int32 [n], prompt tokens; where prompts grow, with the conversation before.
         output_length: int32 [n], tokens produced.
         reused_input_tokens: int32 [n], largest prefix reuse over the admissions (tokens).
         first_reused_input_tokens: int32 [n], prefix reuse of the first admission (tokens).
@@ -91,9 +118,11 @@ class Outcome:
         committed_prefill_tokens: prompt tokens computed by finished prefill passes (spec: report,
             section 6).
         gaps: inter-token gaps.
-        pools: one entry per pool; the aggregated pool is called "agg".
+        pools: one entry per pool, prefill before decode; the aggregated pool is called "agg".
         segments: float64 [SEGMENT_FIELDS, lines] (`vecsim.kernels.layout`), what each rank did in
             each pass or stretch, by rank, then time; None unless asked for.
+        handoff: of a prefill/decode run; `first_admit_ms`, `reused_input_tokens` and
+            `first_reused_input_tokens` are then the prefill pool's, `rank` the decode pool's.
         kv_events: KV events of each pool; None unless asked for.
     """
 
@@ -104,6 +133,7 @@ class Outcome:
     second_token_ms: np.ndarray
     last_token_ms: np.ndarray
     terminal_ms: np.ndarray
+    input_length: np.ndarray
     output_length: np.ndarray
     reused_input_tokens: np.ndarray
     first_reused_input_tokens: np.ndarray
@@ -119,4 +149,5 @@ class Outcome:
     gaps: GapDistribution
     pools: tuple[PoolOutcome, ...]
     segments: np.ndarray | None = None
+    handoff: HandoffOutcome | None = None
     kv_events: tuple[KvEvents, ...] | None = None

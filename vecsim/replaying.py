@@ -6,22 +6,24 @@ import dataclasses
 import math
 import os
 import time
+import warnings
 
 import numpy as np
 
 from vecsim.columns import positive_int
 from vecsim.descriptors import Payload, Tokenization
-from vecsim.errors import InputError, NotSupportedYetError
+from vecsim.errors import InputError, NotSupportedYetError, SimulationError
 from vecsim.kernels import layout
 from vecsim.lower import lower
 from vecsim.measuring import Measured, check_windows, measured_of
 from vecsim.outcome import Outcome
+from vecsim.pricing.providers import TimingWarning, price_role
 from vecsim.result import Result
 from vecsim.roles import Role, resolve
 from vecsim.sessions import session_cap
 from vecsim.simulation import Progress, RunOptions, simulate
 from vecsim.spec import Source, defaulted, load
-from vecsim.timing import CompiledTiming, check_timing
+from vecsim.timing import BoundTiming, PassTiming, check_timing
 from vecsim.validation import check_supported, validate
 from vecsim.workload import Workload
 
@@ -30,9 +32,9 @@ def replay(
     source: Source,
     *,
     workload: Workload | None = None,
-    timing: CompiledTiming | None = None,
-    prefill_timing: CompiledTiming | None = None,
-    decode_timing: CompiledTiming | None = None,
+    timing: PassTiming | None = None,
+    prefill_timing: PassTiming | None = None,
+    decode_timing: PassTiming | None = None,
     threads: int | None = None,
     progress: bool | Progress = False,
     timeline: bool = False,
@@ -45,7 +47,8 @@ def replay(
     Args:
         source: the descriptor: a dict, the path of a YAML or JSON file, `ReplaySpec` or `Payload`.
         workload: requests; replaces those of the descriptor.
-        timing, prefill_timing, decode_timing: custom pass prices, for all roles or for one stage.
+        timing, prefill_timing, decode_timing: pass prices (`CompiledTiming` or `TimingTable`) that
+            replace the descriptor's, for all roles or for one stage.
         threads: worker threads; None = one a core. Results do not depend on it.
         progress: True prints a progress line to stderr; a function is called with (requests ended,
             requests) now and then.
@@ -62,6 +65,9 @@ def replay(
         InputError: a malformed or impossible descriptor, workload or argument.
         NotSupportedYetError: a valid one that needs a feature that is not built.
         SimulationError: a timing model gave an unusable duration.
+
+    Warns:
+        TimingWarning: passes outside the range of a timing table were priced by extrapolation.
     """
     started = time.perf_counter()
     for name, model in (
@@ -78,19 +84,26 @@ def replay(
     check_supported(payload)
     roles = resolve(payload.spec, emit_kv_events=observe is not None)
     _check_stages(roles, prefill_timing, decode_timing)
+    if timeline and len(roles) > 1:
+        raise NotSupportedYetError("timeline", "of a prefill/decode fleet")
+    if observe is not None and len(roles) > 1:
+        raise NotSupportedYetError("observe", f"{observe} of a prefill/decode fleet")
     progress = _progress(progress)
     threads = thread_count(threads)
+    given = {"prefill": prefill_timing or timing, "decode": decode_timing or timing}
+    priced = tuple(price_role(role, given.get(role.stage, timing)) for role in roles)
+    roles = tuple(one.role for one in priced)
     if workload is None:
         workload = authored_workload(payload)
     else:
-        workload = _checked_workload(workload, roles[0], payload)
-    _check_waits(workload)
+        workload = _checked_workload(workload, roles, payload)
+    _check_waits(payload, workload, roles)
     _check_services(payload.tokenization, workload)
-    outcome, measured = _run(
+    outcome, measured, outside = _run(
         payload,
         workload,
-        roles[0],
-        timing,
+        roles,
+        tuple(one.timing for one in priced),
         threads,
         progress,
         timeline,
@@ -98,7 +111,15 @@ def replay(
     )
     wall_time_ms = (time.perf_counter() - started) * 1000.0
     return Result(
-        payload, workload, outcome, roles, defaulted(source), wall_time_ms, measured=measured
+        payload,
+        workload,
+        outcome,
+        roles,
+        defaulted(source),
+        wall_time_ms,
+        measured=measured,
+        priced=priced,
+        outside=outside,
     )
 
 
@@ -115,8 +136,8 @@ def authored_workload(payload: Payload) -> Workload:
 
 def _check_stages(
     roles: tuple[Role, ...],
-    prefill_timing: CompiledTiming | None,
-    decode_timing: CompiledTiming | None,
+    prefill_timing: PassTiming | None,
+    decode_timing: PassTiming | None,
 ) -> None:
     """Refuse the price of a stage that the topology does not have."""
     stages = {"prefill_timing": prefill_timing, "decode_timing": decode_timing}
@@ -125,7 +146,7 @@ def _check_stages(
             raise InputError(name, model, "none: the pool is aggregated; use timing")
 
 
-def _checked_workload(workload: Workload, role: Role, payload: Payload) -> Workload:
+def _checked_workload(workload: Workload, roles: tuple[Role, ...], payload: Payload) -> Workload:
     """The workload with its columns in order, after what the descriptor's own checks would have
     said of these requests."""
     if not isinstance(workload, Workload):
@@ -134,22 +155,33 @@ def _checked_workload(workload: Workload, role: Role, payload: Payload) -> Workl
         workload = workload.checked()
     except InputError as error:
         raise InputError(f"workload.{error.where}", error.value, error.expected) from None
-    too_high = np.flatnonzero(workload.dp_rank >= role.dp_size)
-    if too_high.size:
-        row = int(too_high[0])
-        expected = f"a rank below engine.dp_size = {role.dp_size}"
-        raise InputError(f"workload.dp_rank[{row}]", int(workload.dp_rank[row]), expected)
-    pinned = np.flatnonzero(workload.prefill_dp_rank >= 0)
-    if pinned.size:
-        row = int(pinned[0])
-        value = int(workload.prefill_dp_rank[row])
-        raise InputError(f"workload.prefill_dp_rank[{row}]", value, "none: the pool is aggregated")
+    _check_pins(workload, roles)
     belady = payload.spec.engine.kv_eviction_policy == "belady"
     if belady and len(workload) and workload.block_offsets is None:
         raise InputError(
             "workload", "lengths only", "token or hash ids: belady looks them up ahead"
         )
     return workload
+
+
+def _check_pins(workload: Workload, roles: tuple[Role, ...]) -> None:
+    """Refuse pins to ranks that a role does not have."""
+    for role in roles:
+        pins, name = workload.dp_rank, "dp_rank"
+        if role.stage == "prefill":
+            own = workload.prefill_dp_rank
+            pins = np.where(own < 0, workload.dp_rank, own)
+            name = "prefill_dp_rank (or dp_rank)"
+        too_high = np.flatnonzero(pins >= role.dp_size)
+        if too_high.size:
+            row = int(too_high[0])
+            expected = f"a rank below {role.path}.dp_size = {role.dp_size}"
+            raise InputError(f"workload.{name}[{row}]", int(pins[row]), expected)
+    pinned = np.flatnonzero(workload.prefill_dp_rank >= 0)
+    if pinned.size and roles[0].stage == "aggregated":
+        row = int(pinned[0])
+        value = int(workload.prefill_dp_rank[row])
+        raise InputError(f"workload.prefill_dp_rank[{row}]", value, "none: the pool is aggregated")
 
 
 def _check_services(tokenization: Tokenization | None, workload: Workload) -> None:
@@ -165,12 +197,26 @@ def _check_services(tokenization: Tokenization | None, workload: Workload) -> No
         raise InputError(f"tokenization.{name}", value, expected)
 
 
-def _check_waits(workload: Workload) -> None:
-    """Refuse requests that wait for others: the clock does not know them yet."""
-    if workload.dependencies is not None:
-        raise NotSupportedYetError("workload.dependencies", "graphs of requests")
-    if workload.sessions is not None:
-        raise NotSupportedYetError("workload.sessions", "sessions of several turns")
+def _check_waits(payload: Payload, workload: Workload, roles: tuple[Role, ...]) -> None:
+    """Refuse what cannot go with requests that wait for others (reference: configuration)."""
+    role = roles[0]
+    graph = workload.dependencies is not None
+    if workload.sessions is None and not graph:
+        return
+    if len(roles) > 1:
+        waiting = "dependencies" if graph else "sessions"
+        raise NotSupportedYetError(f"workload.{waiting}", "in a prefill/decode fleet")
+    if role.rank.emit_kv_events:
+        raise NotSupportedYetError("observe", "kv_events of requests that wait for others")
+    spec = payload.spec
+    if spec.engine.kv_eviction_policy == "belady":
+        expected = "lru: belady looks ahead, and these requests arrive when others have ended"
+        raise InputError("engine.kv_eviction_policy", "belady", expected)
+    if graph and payload.traffic is not None and role.backend == "trtllm":
+        raise InputError(f"{role.path}.rank.backend", "trtllm", "vllm or sglang for agents")
+    if graph and payload.traffic is None and spec.max_in_flight is not None:
+        expected = "none: requests of a graph come when those they wait for allow it"
+        raise InputError("max_in_flight", spec.max_in_flight, expected)
 
 
 def thread_count(threads: int | None) -> int:
@@ -196,13 +242,13 @@ def _progress(progress: bool | Progress) -> Progress | None:
 def _run(
     payload: Payload,
     workload: Workload,
-    role: Role,
-    timing: CompiledTiming | None,
+    roles: tuple[Role, ...],
+    timings: tuple[PassTiming | None, ...],
     threads: int,
     progress: Progress | None,
     timeline: bool,
     windows: tuple[float, float],
-) -> tuple[Outcome, Measured | None]:
+) -> tuple[Outcome, Measured | None, tuple[int, int] | None]:
     spec = payload.spec
     max_in_flight = spec.max_in_flight
     authored_order = False
@@ -212,27 +258,19 @@ def _run(
     tokenization = payload.tokenization
     if tokenization and not (tokenization.base_ms or tokenization.per_input_token_ms):
         tokenization = None
-    belady = spec.engine.kv_eviction_policy == "belady"
-    workers = spec.topology.workers.initial_workers
-    # Belady's forecast is shared by all workers, and counts requests as they come to the fleet.
-    coupled = max_in_flight is not None or (belady and (workers > 1 or tokenization is not None))
     horizon = np.inf if spec.max_sim_time_ms is None else spec.max_sim_time_ms
-    options = RunOptions(max_in_flight, coupled, tokenization, horizon, threads, progress, timeline)
+    options = RunOptions(max_in_flight, False, tokenization, horizon, threads, progress, timeline)
+    replay_pools = _run_aggregated if roles[0].stage == "aggregated" else _run_disaggregated
+    bounds: tuple[BoundTiming | None, ...] = ()
 
     def run(counted: np.ndarray | None) -> Outcome:
-        state = lower(
-            role,
-            workload,
-            workers,
-            eviction=spec.engine.kv_eviction_policy,
-            tokenization=tokenization,
-            authored_order=authored_order,
-            released_by_completions=max_in_flight is not None,
-            coupled=coupled,
-            timing=timing,
-            counted=counted,
-        )
-        return simulate(state, workload, role, options)
+        nonlocal bounds
+        bounds = tuple(None if timing is None else timing.bind() for timing in timings)
+        try:
+            return replay_pools(payload, workload, roles, bounds, options, authored_order, counted)
+        except SimulationError as error:
+            refusals = [bound.refusal for bound in bounds if bound is not None]
+            raise SimulationError(next(filter(None, refusals), str(error))) from None
 
     outcome = run(None)
     measured = measured_of(outcome.arrival_ms, *windows)
@@ -243,4 +281,84 @@ def _run(
         # Gaps count for completed requests only, and who completes is known only now.
         options = dataclasses.replace(options, progress=None)
         outcome = run(counted)
-    return outcome, measured
+    outside = _outside(bounds)
+    if outside is not None and any(outside):
+        message = "passes outside the timing table are extrapolated; outside_table_* counts them"
+        warnings.warn(message, TimingWarning, stacklevel=3)
+    return outcome, measured, outside
+
+
+def _run_aggregated(
+    payload: Payload,
+    workload: Workload,
+    roles: tuple[Role, ...],
+    timings: tuple[BoundTiming | None, ...],
+    options: RunOptions,
+    authored_order: bool,
+    counted: np.ndarray | None,
+) -> Outcome:
+    role, timing = roles[0], timings[0]
+    eviction = payload.spec.engine.kv_eviction_policy
+    workers = payload.spec.topology.workers.initial_workers
+    closed = options.max_in_flight is not None
+    waits = workload.sessions is not None or workload.dependencies is not None
+    # Belady's forecast is shared by all workers, and counts requests as they come to the fleet.
+    forecasts = eviction == "belady" and (workers > 1 or options.tokenization is not None)
+    coupled = waits or closed or forecasts
+    options = dataclasses.replace(options, coupled=coupled)
+    if waits:
+        from vecsim.waiting import lower_waiting
+
+        cap = options.max_in_flight
+        state = lower_waiting(
+            role, workload, workers, session_cap=cap, timing=timing, counted=counted
+        )
+        return simulate(state, workload, role, options)
+    state = lower(
+        role,
+        workload,
+        workers,
+        eviction=eviction,
+        tokenization=options.tokenization,
+        authored_order=authored_order,
+        released_by_completions=closed,
+        coupled=coupled,
+        timing=timing,
+        counted=counted,
+    )
+    return simulate(state, workload, role, options)
+
+
+def _run_disaggregated(
+    payload: Payload,
+    workload: Workload,
+    roles: tuple[Role, ...],
+    timings: tuple[BoundTiming | None, ...],
+    options: RunOptions,
+    authored_order: bool,
+    counted: np.ndarray | None,
+) -> Outcome:
+    # A user of aggregated pools does not wait for the import of these kernels.
+    from vecsim.lower_handoff import lower_handoff
+    from vecsim.simulation_handoff import simulate_handoff
+
+    state = lower_handoff(
+        roles,
+        payload.spec.topology,
+        workload,
+        tokenization=options.tokenization,
+        authored_order=authored_order,
+        max_in_flight=options.max_in_flight,
+        horizon_ms=options.horizon_ms,
+        timings=timings,
+        record_segments=options.record_segments,
+        counted=counted,
+    )
+    return simulate_handoff(state, roles, options.progress, options.tokenization is not None)
+
+
+def _outside(bounds: tuple[BoundTiming | None, ...]) -> tuple[int, int] | None:
+    """Prefill and decode look-ups of all roles outside their tables; None without a table."""
+    counts = [bound.outside for bound in bounds if bound is not None]
+    counts = [count for count in counts if count is not None]
+    return tuple(map(sum, zip(*counts, strict=True))) if counts else None

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from vecsim.kernels import layout
 from vecsim.outcome import GapDistribution, Outcome, PoolOutcome
+
+if TYPE_CHECKING:
+    from vecsim.pricing.providers import Priced
 
 PERCENTILES = (("median", 50), ("p75", 75), ("p90", 90), ("p95", 95), ("p99", 99))
 STATISTICS = ("mean", "min", "max", *(name for name, _ in PERCENTILES), "std")
@@ -77,7 +80,6 @@ def _span(start: np.ndarray, end: np.ndarray, population: np.ndarray) -> np.ndar
 def build_report(
     outcome: Outcome,
     spans: Latencies,
-    input_length: np.ndarray,
     *,
     sla: dict[str, float],
     closed_loop: bool,
@@ -88,7 +90,6 @@ def build_report(
     Args:
         outcome: columns of the run, n requests.
         spans: `latencies(outcome)`.
-        input_length: int [n], prompt tokens.
         sla: bounds in ms by `ttft_ms`, `itl_ms`, `e2e_ms`; empty for none.
         closed_loop: arrivals were released by a concurrency cap.
         kv_eviction_policy: name of the policy, echoed.
@@ -98,7 +99,7 @@ def build_report(
         where a sum does not fit a float64.
     """
     report = _counts(outcome)
-    report.update(_totals(outcome, spans.done, input_length))
+    report.update(_totals(outcome, spans.done))
     report.update(_distributions(outcome, spans))
     report.update(_pools(outcome))
     report["kv_eviction_policy"] = kv_eviction_policy
@@ -134,10 +135,13 @@ def _counts(outcome: Outcome) -> dict:
     }
 
 
-def _totals(outcome: Outcome, done: np.ndarray, input_length: np.ndarray) -> dict:
-    inputs = int(input_length.sum(where=done, dtype=np.int64))
+def _totals(outcome: Outcome, done: np.ndarray) -> dict:
+    inputs = int(outcome.input_length.sum(where=done, dtype=np.int64))
     outputs = int(outcome.output_length.sum(where=done, dtype=np.int64))
-    reused = int(outcome.reused_input_tokens.sum(where=done, dtype=np.int64))
+    most_reused = outcome.reused_input_tokens
+    if outcome.handoff is not None:
+        most_reused = np.maximum(most_reused, outcome.handoff.decode_reused)
+    reused = int(most_reused.sum(where=done, dtype=np.int64))
     first_reused = int(outcome.first_reused_input_tokens.sum(where=done, dtype=np.int64))
     completed = int(done.sum())
     duration = float(outcome.terminal_ms.max(where=done, initial=0.0)) if completed else None
@@ -291,6 +295,23 @@ def _pool(pool: PoolOutcome | None, end_ms: float) -> dict:
         "pool_mean_kv_usage": float(pool.kv_block_ms.sum()) / block_ms if block_ms else None,
         "pool_passes": int(pool.passes.sum()),
     }
+
+
+def timing_fields(priced: tuple[Priced, ...], outside: tuple[int, int] | None) -> dict:
+    """What a timing table and an estimate of KV blocks add to the report.
+
+    Args:
+        priced: roles with the estimates of their blocks.
+        outside: prefill and decode look-ups outside the table's range, or None without a table.
+    """
+    fields: dict = {}
+    for one in priced:
+        if one.capacity is not None:
+            side = "prefill" if one.role.stage == "prefill" else "decode"
+            fields[f"{side}_derived_num_gpu_blocks"] = one.capacity.num_gpu_blocks
+    if outside is not None:
+        fields["outside_table_prefill_lookups"], fields["outside_table_decode_lookups"] = outside
+    return fields
 
 
 def backlog_growing(outcome: Outcome) -> bool | None:

@@ -19,6 +19,7 @@ from vecsim.errors import InputError
 from vecsim.files import json_text, replace_files
 from vecsim.kernels import layout
 from vecsim.measuring import Measured, restrict
+from vecsim.plays import Plays, play_outcomes, plays_of, trajectory_fields
 from vecsim.sessions import session_cap
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from vecsim.descriptors import Payload
     from vecsim.outcome import Outcome
     from vecsim.pictures.charts import ResultPlots
+    from vecsim.pricing.providers import Priced
     from vecsim.roles import Role
     from vecsim.workload import Workload
 
@@ -39,8 +41,10 @@ REQUESTS_SCHEMA: dict[str, pl.DataType] = {
     "request_id": pl.String(),
     "session_id": pl.String(),
     "turn_index": pl.Int32(),
+    "play_id": pl.String(),
     "metadata": pl.String(),
     "arrival_time_ms": pl.Float64(),
+    "dispatched_at_ms": pl.Float64(),
     "tokenized_ms": pl.Float64(),
     "first_admit_ms": pl.Float64(),
     "first_token_ms": pl.Float64(),
@@ -130,6 +134,10 @@ _SUMMARY_SCALARS = (
     ("pool busy", "of the time", "decode_pool_busy_ratio", ".5f"),
     ("KV use", "of the blocks", "decode_pool_mean_kv_usage", ".5f"),
     ("GPU hours", "h", "gpu_hours", ",.4f"),
+    ("prefill KV blocks, derived", "a rank", "prefill_derived_num_gpu_blocks", ",d"),
+    ("KV blocks, derived", "a rank", "decode_derived_num_gpu_blocks", ",d"),
+    ("prefills outside the table", "look-ups", "outside_table_prefill_lookups", ",d"),
+    ("decodes outside the table", "look-ups", "outside_table_decode_lookups", ",d"),
 )
 
 
@@ -146,6 +154,8 @@ class Result:
         wall_time_ms: host time of the run (ms); the only number here that is not simulated.
         source: where the workload came from, echoed in `effective_config`.
         measured: what the report covers, where there is a warm-up or cool-down; None = everything.
+        priced: the roles with their timing models and the estimates of their KV blocks.
+        outside: prefill and decode look-ups outside a timing table's range; None without a table.
     """
 
     payload: Payload
@@ -156,6 +166,8 @@ class Result:
     wall_time_ms: float
     source: dict[str, Any] = field(default_factory=dict)
     measured: Measured | None = None
+    priced: tuple[Priced, ...] = ()
+    outside: tuple[int, int] | None = None
 
     @cached_property
     def _latencies(self) -> metrics.Latencies:
@@ -168,22 +180,28 @@ class Result:
         spec = self.payload.spec
         bounds = {name: getattr(spec.sla, name) for name in ("ttft_ms", "itl_ms", "e2e_ms")}
         outcome, latencies = self.outcome, self._latencies
-        input_length = self.workload.input_length
         if self.measured is not None:
             outcome = restrict(outcome, self.measured)
             latencies = metrics.latencies(outcome)
-            input_length = input_length[self.measured.rows]
         report = metrics.build_report(
             outcome,
             latencies,
-            input_length,
             sla={name: bound for name, bound in bounds.items() if bound is not None},
             closed_loop=self._closed_loop,
             kv_eviction_policy=str(spec.engine.kv_eviction_policy),
         )
         if self.measured is not None:
             report["excluded_requests"] = int((~self.measured.rows).sum())
+        if self._plays is not None:
+            report.update(trajectory_fields(self._plays))
+        report.update(metrics.timing_fields(self.priced, self.outside))
         return report
+
+    @cached_property
+    def _plays(self) -> Plays | None:
+        """How the plays of a graph of requests went, all of them; None without a graph."""
+        graph = self.workload.dependencies
+        return None if graph is None else plays_of(graph, self.outcome)
 
     @property
     def _closed_loop(self) -> bool:
@@ -255,6 +273,7 @@ class Result:
             "payload": payload,
             "defaulted": list(self.defaulted),
             "roles": [_role_dict(role) for role in self.roles],
+            **_timing_dict(self.priced),
             "workload": {"requests": len(self.outcome.status), **self.source},
         }
 
@@ -262,11 +281,17 @@ class Result:
         """The report in the reference's own shape: its names only, 0.0 where it has 0.0, requests
         that reached a terminal status in `per_request` (absent when recording is off), host rates
         included. Power and provenance are null: they are not modelled."""
-        report = {name: self.report[name] for name in _reference_fields()}
+        names = [*_reference_fields(), *(name for name in self.report if "trajector" in name)]
+        report = {name: self.report[name] for name in names}
         report.update({name: 0.0 for name, value in report.items() if value is None})
         report.update(
             {name: self.report[name] for name in _CONDITIONAL_FIELDS if name in self.report}
         )
+        if self._plays is not None:
+            report["agentic_lanes"] = self.workload.dependencies.lanes
+            report["agentic_play_outcomes"] = play_outcomes(
+                self._plays, self.outcome, self.workload.request_id
+            )
         wall_s = self.wall_time_ms / 1000.0
         report.update(
             wall_time_ms=self.wall_time_ms,
@@ -280,7 +305,10 @@ class Result:
             prediction_provenance=None,
         )
         if self.payload.spec.record_per_request:
-            report["per_request"] = _per_request(self.requests, self.admissions)
+            pools = tuple(pool.name for pool in self.outcome.pools)
+            if self.roles[0].backend == "sglang":
+                pools = pools[::-1]
+            report["per_request"] = _per_request(self.requests, self.admissions, pools)
         return report
 
     def write(
@@ -328,14 +356,21 @@ class Result:
         """One line: what ran, how much of virtual time it took, and how long the host needed."""
         fleet = ", ".join(
             f"{pool.workers} x {role.stage} {role.backend} (dp {role.dp_size}, "
-            f"{role.total_blocks:,} blocks of {role.rank.block_tokens} tokens a rank)"
-            for pool, role in zip(self.outcome.pools, self.roles, strict=True)
+            f"{role.total_blocks:,}{derived} blocks of {role.rank.block_tokens} tokens a rank)"
+            for pool, role, derived in zip(
+                self.outcome.pools, self.roles, self._derived(), strict=True
+            )
         )
         simulated_s, wall_s = self.outcome.end_ms / 1000.0, self.wall_time_ms / 1000.0
         return (
             f"{len(self.outcome.status):,} requests on {fleet}: "
             f"{simulated_s:,.1f} s simulated in {wall_s:,.3f} s"
         )
+
+    def _derived(self) -> list[str]:
+        """For each role, a word where its block count was estimated."""
+        estimated = {one.role.stage for one in self.priced if one.capacity is not None}
+        return [" derived" if role.stage in estimated else "" for role in self.roles]
 
     def summary(self) -> Group:
         """The main numbers with their units, as Rich tables."""
@@ -395,16 +430,18 @@ def _reference_fields() -> list[str]:
 
 
 def _requests_frame(workload: Workload, outcome: Outcome, spans: metrics.Latencies) -> pl.DataFrame:
-    dp_size = outcome.pools[0].dp_size
+    dp_size = outcome.pools[-1].dp_size
     placed = outcome.rank >= 0
-    tokenized = outcome.tokenized_ms
-    readmissions = np.maximum(outcome.admissions - 1, 0)
+    tokenized, graph = outcome.tokenized_ms, workload.dependencies
+    readmissions = np.bincount(outcome.readmission_request, minlength=len(placed))
     columns = {
         "request_id": workload.request_id,
         "session_id": workload.session_id,
         "turn_index": _turns(workload.turn_index),
+        "play_id": None if graph is None else graph.play_id.gather(graph.play),
         "metadata": _metadata(workload.metadata),
         "arrival_time_ms": outcome.arrival_ms,
+        "dispatched_at_ms": None if graph is None else outcome.arrival_ms,
         "tokenized_ms": tokenized,
         "first_admit_ms": outcome.first_admit_ms,
         "first_token_ms": outcome.first_token_ms,
@@ -414,7 +451,7 @@ def _requests_frame(workload: Workload, outcome: Outcome, spans: metrics.Latenci
         "ttst_ms": spans.ttst_ms,
         "tpot_ms": spans.tpot_ms,
         "e2e_latency_ms": spans.e2e_latency_ms,
-        "input_length": workload.input_length,
+        "input_length": outcome.input_length,
         "requested_output_length": workload.output_length,
         "output_length": outcome.output_length,
         "reused_input_tokens": outcome.reused_input_tokens,
@@ -427,10 +464,33 @@ def _requests_frame(workload: Workload, outcome: Outcome, spans: metrics.Latenci
         "decode_worker_id": _where(outcome.rank // dp_size, placed),
         "decode_dp_rank_used": _where(outcome.rank % dp_size, placed),
     }
+    if outcome.handoff is not None:
+        columns.update(_handoff_columns(outcome))
     rows = len(outcome.status)
     return pl.DataFrame(
         [_column(name, columns.get(name), dtype, rows) for name, dtype in REQUESTS_SCHEMA.items()]
     )
+
+
+def _handoff_columns(outcome: Outcome) -> dict[str, Any]:
+    """What `requests` has of a prefill/decode run only."""
+    handoff = outcome.handoff
+    dp_size = outcome.pools[0].dp_size
+    rank = handoff.prefill_rank
+    placed = rank >= 0
+    decoded = handoff.decode_admissions > 0
+    return {
+        "prefill_worker_idx": _where(rank, placed),
+        "prefill_worker_id": _where(rank // dp_size, placed),
+        "prefill_dp_rank_used": _where(rank % dp_size, placed),
+        "prefill_admit_ms": outcome.first_admit_ms,
+        "source_held_ms": handoff.source_held_ms,
+        "destination_reserved_ms": handoff.destination_reserved_ms,
+        "destination_activated_ms": handoff.destination_activated_ms,
+        "decode_admit_ms": handoff.decode_admit_ms,
+        "source_released_ms": handoff.source_released_ms,
+        "decode_reused_input_tokens": _where(handoff.decode_reused, decoded),
+    }
 
 
 def _column(name: str, values: Any, dtype: pl.DataType, rows: int) -> pl.Series:
@@ -467,20 +527,34 @@ def _metadata(metadata: list | None) -> pl.Series | None:
 
 
 def _admissions_frame(outcome: Outcome) -> pl.DataFrame:
-    pool = outcome.pools[0]
-    first = np.flatnonzero(outcome.admissions > 0).astype(np.int32)
-    request = np.concatenate([first, outcome.readmission_request])
-    at_ms = np.concatenate([outcome.first_admit_ms[first], outcome.readmission_at_ms])
-    reused = np.concatenate([outcome.first_reused_input_tokens[first], outcome.readmission_reused])
-    if len(outcome.readmission_request):
+    handoff = outcome.handoff
+    again = outcome.readmission_request
+    in_decode = np.zeros(len(again), np.bool_)
+    admissions = outcome.admissions
+    if handoff is not None:
+        in_decode = handoff.readmission_in_decode
+        admissions = admissions - handoff.decode_admissions
+    parts = [
+        _first_admissions(admissions, outcome.first_admit_ms, outcome.first_reused_input_tokens),
+        _readmissions(outcome, ~in_decode),
+    ]
+    if handoff is not None:
+        decode = (handoff.decode_admissions, handoff.decode_admit_ms, handoff.decode_first_reused)
+        parts += [_first_admissions(*decode), _readmissions(outcome, in_decode)]
+    request, at_ms, reused = (np.concatenate(columns) for columns in zip(*parts, strict=True))
+    pool = np.repeat(np.arange(len(parts)) // 2, [len(part[0]) for part in parts])
+    if len(parts) > 2 or len(again):
         order = np.argsort(request, kind="stable")
-        request, at_ms, reused = request[order], at_ms[order], reused[order]
-    rank = outcome.rank[request]
+        request, at_ms, reused, pool = request[order], at_ms[order], reused[order], pool[order]
+    pools = outcome.pools
+    ranks = [outcome.rank] if handoff is None else [handoff.prefill_rank, outcome.rank]
+    rank = np.array([own[request] for own in ranks])[pool, np.arange(len(request))]
+    dp_size = np.array([own.dp_size for own in pools])[pool]
     columns = {
         "request": request,
-        "pool": _constant("pool", pool.name, POOL, len(request)),
-        "worker": rank // pool.dp_size,
-        "rank": rank % pool.dp_size,
+        "pool": _names(pool, tuple(own.name for own in pools), POOL),
+        "worker": rank // dp_size,
+        "rank": rank % dp_size,
         "at_ms": at_ms,
         "reused": reused,
     }
@@ -492,23 +566,46 @@ def _admissions_frame(outcome: Outcome) -> pl.DataFrame:
     )
 
 
-def _per_request(requests: pl.DataFrame, admissions: pl.DataFrame) -> list[dict]:
-    """Records of the reference's `per_request` list, in its order."""
+def _first_admissions(
+    admissions: np.ndarray, at_ms: np.ndarray, reused: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(request, at_ms, reused) of the first admission of each request in one pool."""
+    first = np.flatnonzero(admissions > 0).astype(np.int32)
+    return first, at_ms[first], reused[first]
+
+
+def _readmissions(outcome: Outcome, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(request, at_ms, reused) of some readmissions (bool [k])."""
+    return (
+        outcome.readmission_request[rows],
+        outcome.readmission_at_ms[rows],
+        outcome.readmission_reused[rows],
+    )
+
+
+def _per_request(
+    requests: pl.DataFrame, admissions: pl.DataFrame, pools: tuple[str, ...]
+) -> list[dict]:
+    """Records of the reference's `per_request` list, in its order.
+
+    `pools`: names, in order of placement.
+    """
     histories: dict[int, list[dict]] = {}
     for request, pool, _, _, at_ms, reused in admissions.iter_rows():
         history = histories.setdefault(request, [])
+        in_pool = sum(entry["pool"] == pool for entry in history)
         history.append(
             {
                 "admission_ordinal": len(history),
-                "pool_admission_ordinal": len(history),
+                "pool_admission_ordinal": in_pool,
                 "pool": pool,
                 "at_ms": at_ms,
                 "reused_input_tokens": reused,
-                "is_readmission": len(history) > 0,
+                "is_readmission": in_pool > 0,
             }
         )
     records = [
-        (_record_order(row, index), _record(row, index, histories.get(index, [])))
+        (_record_order(row, index), _record(row, index, histories.get(index, []), pools))
         for index, row in enumerate(requests.iter_rows(named=True))
         if row["terminal_status"] in _TERMINAL
     ]
@@ -528,10 +625,10 @@ _OWN_COLUMNS = (
     "decode_worker_id",
     "decode_dp_rank_used",
 )
-_ABSENT_WHEN_NULL = ("request_id", "metadata", "tokenized_ms")
+_ABSENT_WHEN_NULL = ("request_id", "play_id", "metadata", "tokenized_ms")
 
 
-def _record(row: dict, index: int, history: list[dict]) -> dict:
+def _record(row: dict, index: int, history: list[dict], pools: tuple[str, ...]) -> dict:
     record = {name: value for name, value in row.items() if name not in _OWN_COLUMNS}
     for name in _ABSENT_WHEN_NULL:
         if record[name] is None:
@@ -543,23 +640,25 @@ def _record(row: dict, index: int, history: list[dict]) -> dict:
     record["uuid"] = "-".join(
         record["uuid"][a:b] for a, b in ((0, 8), (8, 12), (12, 16), (16, 20), (20, 32))
     )
-    record["dispatched_at_ms"] = None
     record["pressure_record_ordinals"] = []
     record["admission_history"] = history
-    record["routing_history"] = [] if row["decode_worker_idx"] is None else [_routing(row)]
+    sides = [(pool, "prefill" if pool == "prefill" else "decode") for pool in pools]
+    record["routing_history"] = [
+        _routing(row, pool, side) for pool, side in sides if row[f"{side}_worker_idx"] is not None
+    ]
     return record
 
 
-def _routing(row: dict) -> dict:
+def _routing(row: dict, pool: str, side: str) -> dict:
     return {
-        "pool": "agg",
+        "pool": pool,
         "outcome": "immediate",
         "queue_entered_at_ms": None,
         "released_at_ms": None,
         "queue_wait_ms": 0.0,
-        "logical_worker_id": row["decode_worker_id"],
-        "scheduler_id": row["decode_worker_idx"],
-        "dp_rank": row["decode_dp_rank_used"],
+        "logical_worker_id": row[f"{side}_worker_id"],
+        "scheduler_id": row[f"{side}_worker_idx"],
+        "dp_rank": row[f"{side}_dp_rank_used"],
         "reported_overlap_tokens": 0,
         "selected_overlap_blocks": None,
         "best_available_overlap_blocks": None,
@@ -577,6 +676,19 @@ def _role_dict(role: Role) -> dict[str, Any]:
         "total_blocks": role.total_blocks,
         "block_tokens": role.rank.block_tokens,
     }
+
+
+def _timing_dict(priced: tuple[Priced, ...]) -> dict[str, Any]:
+    """What timing models and estimates of KV blocks rest on, by stage, where there are any."""
+    described: dict[str, Any] = {}
+    for one in priced:
+        stage = str(one.role.stage)
+        metadata = getattr(one.timing, "metadata", None)
+        if metadata:
+            described.setdefault("timing", {})[stage] = dict(metadata)
+        if one.capacity is not None:
+            described.setdefault("kv_capacity", {})[stage] = one.capacity.to_dict()
+    return described
 
 
 def _summary(report: dict) -> Group:

@@ -15,7 +15,7 @@ from vecsim.errors import SimulationError
 from vecsim.kernels import clock as pool_clock
 from vecsim.kernels import layout
 from vecsim.kernels.clock import Clock
-from vecsim.kernels.layout import Pools, Scratch
+from vecsim.kernels.layout import Pools, Ranks, Requests, Scratch, Workers
 from vecsim.kernels.observe import GAP_BINS, bin_midpoints, bin_of
 from vecsim.lower import Forests, State, grown_forest
 from vecsim.outcome import GapDistribution, Outcome, PoolOutcome
@@ -101,18 +101,9 @@ def _lane(state: State, role: Role, options: RunOptions) -> _Lane:
     clock.state[pool_clock.MAX_IN_FLIGHT] = min(options.max_in_flight or 0, requests)
     clock.state[pool_clock.SEGMENTS] = _SEGMENTS_A_CALL
     clock.time[pool_clock.HORIZON] = options.horizon_ms
-    lines = _LOG_LINES + len(state.ranks.fields) if options.record_segments else 0
-    chunk = np.zeros((layout.CHUNK_FIELDS, layout.CHUNK))
-    chunk[layout.COUNTING] = np.arange(layout.CHUNK)
     lane = _Lane(
         clock,
-        Scratch(
-            chunk=chunk,
-            bins=np.zeros(GAP_BINS, np.int64),
-            log=np.zeros((3, _LOG_LINES)),
-            log_length=np.zeros(2, np.int64),
-            segments=np.zeros((layout.SEGMENT_FIELDS, lines)),
-        ),
+        new_scratch(state.ranks, options.record_segments),
         state.pools if isinstance(state.pools, Pools) else grown_forest(state.pools, state.ranks),
     )
     if state.watched is not None:
@@ -121,6 +112,20 @@ def _lane(state: State, role: Role, options: RunOptions) -> _Lane:
         log = new_log(state.watched, len(state.ranks.fields), options.coupled)
         lane.pools, lane.scratch = observed(lane.pools, lane.scratch, state.watched, log)
     return lane
+
+
+def new_scratch(ranks: Ranks, record_segments: bool) -> Scratch:
+    """Working memory of one thread."""
+    lines = _LOG_LINES + len(ranks.fields) if record_segments else 0
+    chunk = np.zeros((layout.CHUNK_FIELDS, layout.CHUNK))
+    chunk[layout.COUNTING] = np.arange(layout.CHUNK)
+    return Scratch(
+        chunk=chunk,
+        bins=np.zeros(GAP_BINS, np.int64),
+        log=np.zeros((3, _LOG_LINES)),
+        log_length=np.zeros(2, np.int64),
+        segments=np.zeros((layout.SEGMENT_FIELDS, lines)),
+    )
 
 
 def _run_coupled(state: State, role: Role, options: RunOptions) -> list[_Lane]:
@@ -177,13 +182,14 @@ def _advance(state: State, options: RunOptions, lane: _Lane) -> bool:
     """Run until the lane pauses or is done. Returns whether it is done."""
     entries = state.entries
     run = entries.run_coupled if options.coupled else entries.run_independent
-    code = run(state.ranks, state.workers, state.requests, lane.pools, lane.scratch, lane.clock)
+    room = (state.ranks, state.workers, state.requests, lane.pools, lane.scratch, lane.clock)
+    code = run(*room, *state.waiting)
     if code == layout.LOG_FULL:
-        lane.scratch = _with_longer_logs(state, lane.scratch)
+        lane.scratch = with_longer_logs(state.ranks, lane.scratch)
     elif code == layout.FOREST_FULL:
         _make_room(state, lane)
     elif code not in (layout.DONE, layout.PAUSED):
-        raise SimulationError(_failure(int(code), state))
+        raise SimulationError(failure(int(code), state.ranks, state.workers))
     return code == layout.DONE
 
 
@@ -201,20 +207,21 @@ def _make_room(state: State, lane: _Lane) -> None:
     lane.scratch = lane.scratch._replace(pools=lane.pools)
 
 
-def _with_longer_logs(state: State, scratch: Scratch) -> Scratch:
+def with_longer_logs(ranks: Ranks, scratch: Scratch) -> Scratch:
     """The scratch with twice the room in each log that is nearly full."""
     log, segments = scratch.log, scratch.segments
-    waiting = int(state.ranks.fields[:, layout.PREEMPTED_COUNT].sum())
+    waiting = int(ranks.fields[:, layout.PREEMPTED_COUNT].sum())
     if log.shape[1] - scratch.log_length[0] <= waiting:
         log = np.zeros((3, 2 * log.shape[1] + waiting))
         log[:, : scratch.log.shape[1]] = scratch.log
-    if 0 < segments.shape[1] <= scratch.log_length[1] + len(state.ranks.fields):
+    if 0 < segments.shape[1] <= scratch.log_length[1] + len(ranks.fields):
         segments = np.zeros((layout.SEGMENT_FIELDS, 2 * segments.shape[1]))
         segments[:, : scratch.segments.shape[1]] = scratch.segments
     return scratch._replace(log=log, segments=segments)
 
 
-def _failure(code: int, state: State) -> str:
+def failure(code: int, ranks: Ranks, workers: Workers) -> str:
+    """What an error code of a kernel means for these workers."""
     if code == layout.BAD_PRICE:
         return (
             "timing model: a pass duration is NaN, negative, or 2**64 s or more (after speedup);"
@@ -222,14 +229,14 @@ def _failure(code: int, state: State) -> str:
         )
     if code == layout.TICKS_EXHAUSTED:
         return "a rank made more than 2**31 passes without a break; split the workload"
-    busiest = int(state.workers.state[:, layout.FRUITLESS].argmax())
-    dp_size = len(state.ranks.fields) // len(state.workers.state)
-    ranks = state.ranks.fields[busiest * dp_size : (busiest + 1) * dp_size]
-    running = ranks[:, layout.RUNNING].tolist()
-    preempted = ranks[:, layout.PREEMPTED_COUNT].tolist()
-    free = (ranks[:, layout.FREE] + ranks[:, layout.IDLE]).tolist()
+    busiest = int(workers.state[:, layout.FRUITLESS].argmax())
+    dp_size = len(ranks.fields) // len(workers.state)
+    own = ranks.fields[busiest * dp_size : (busiest + 1) * dp_size]
+    running = own[:, layout.RUNNING].tolist()
+    preempted = own[:, layout.PREEMPTED_COUNT].tolist()
+    free = (own[:, layout.FREE] + own[:, layout.IDLE]).tolist()
     return (
-        f"no progress: worker {busiest} at {state.workers.time[busiest, layout.CLOCK]} ms keeps"
+        f"no progress: worker {busiest} at {workers.time[busiest, layout.CLOCK]} ms keeps"
         f" preempting without a token; per rank running {running}, preempted {preempted},"
         f" unheld blocks {free}"
     )
@@ -253,7 +260,8 @@ def _kv_events(state: State, workload: Workload, role: Role, lanes: list[_Lane])
 
 
 def _outcome(state: State, role: Role, options: RunOptions, lanes: list[_Lane]) -> Outcome:
-    _settle_fronts(state)
+    sglang = not isinstance(state.pools, Pools)
+    settle_fronts(state.ranks, state.workers, state.requests, sglang)
     columns = state.requests.state
     times = state.requests.time
     released = times[layout.RELEASED]
@@ -292,6 +300,7 @@ def _outcome(state: State, role: Role, options: RunOptions, lanes: list[_Lane]) 
         second_token_ms=in_workload_order(times[layout.SECOND_TOKEN]),
         last_token_ms=in_workload_order(times[layout.LAST_TOKEN]),
         terminal_ms=in_workload_order(times[layout.TERMINAL]),
+        input_length=in_workload_order(columns[layout.ISL]),
         output_length=in_workload_order(columns[layout.GENERATED]),
         reused_input_tokens=in_workload_order(columns[layout.REUSED]),
         first_reused_input_tokens=in_workload_order(columns[layout.FIRST_REUSED]),
@@ -304,38 +313,41 @@ def _outcome(state: State, role: Role, options: RunOptions, lanes: list[_Lane]) 
         readmission_reused=reused,
         end_ms=end_ms,
         committed_prefill_tokens=int(state.ranks.fields[:, layout.COMMITTED_PREFILL].sum()),
-        gaps=_gaps(state, lanes),
+        gaps=gap_distribution(state.workers, [lane.scratch.bins for lane in lanes]),
         segments=_segments(options, lanes),
-        pools=(
-            PoolOutcome(
-                name="agg",
-                workers=len(state.workers.state),
-                dp_size=role.dp_size,
-                gpus_per_worker=role.gpus_per_worker,
-                busy_ms=state.workers.time[:, layout.BUSY_MS].copy(),
-                kv_block_ms=state.workers.time[:, layout.KV_BLOCK_MS].copy(),
-                total_blocks=role.total_blocks,
-                passes=state.workers.state[:, layout.PASSES].copy(),
-                preemptions=state.ranks.fields[:, layout.PREEMPTIONS].copy(),
-            ),
-        ),
+        pools=(pool_outcome("agg", role, state.ranks, state.workers),),
     )
 
 
-def _settle_fronts(state: State) -> None:
+def pool_outcome(name: str, role: Role, ranks: Ranks, workers: Workers) -> PoolOutcome:
+    """What became of one pool."""
+    return PoolOutcome(
+        name=name,
+        workers=len(workers.state),
+        dp_size=role.dp_size,
+        gpus_per_worker=role.gpus_per_worker,
+        busy_ms=workers.time[:, layout.BUSY_MS].copy(),
+        kv_block_ms=workers.time[:, layout.KV_BLOCK_MS].copy(),
+        total_blocks=role.total_blocks,
+        passes=workers.state[:, layout.PASSES].copy(),
+        preemptions=ranks.fields[:, layout.PREEMPTIONS].copy(),
+    )
+
+
+def settle_fronts(ranks: Ranks, workers: Workers, requests: Requests, sglang: bool) -> None:
     """Write out the tokens of requests that were decoding in step when the run was cut."""
-    dp_size = len(state.ranks.fields) // len(state.workers.state)
-    for r in np.flatnonzero(state.ranks.fields[:, layout.FRONT]):
-        s = state.ranks.fields[r]
+    dp_size = len(ranks.fields) // len(workers.state)
+    for r in np.flatnonzero(ranks.fields[:, layout.FRONT]):
+        s = ranks.fields[r]
         start = s[layout.RUN_OFFSET]
-        members = state.ranks.lists[start : start + s[layout.FRONT]]
-        state.requests.state[layout.GENERATED, members] += np.int32(s[layout.TICK])
-        last_ms = state.workers.time[r // dp_size, layout.CLOCK]
-        if not isinstance(state.pools, Pools):
+        members = ranks.lists[start : start + s[layout.FRONT]]
+        requests.state[layout.GENERATED, members] += np.int32(s[layout.TICK])
+        last_ms = workers.time[r // dp_size, layout.CLOCK]
+        if sglang:
             # Members that have not decoded yet have the time of their first token there.
             members = members[: s[layout.FRONT_JOINED]]
-            last_ms = state.ranks.factors[r, layout.LAST_EMIT]
-        state.requests.time[layout.LAST_TOKEN, members] = last_ms
+            last_ms = ranks.factors[r, layout.LAST_EMIT]
+        requests.time[layout.LAST_TOKEN, members] = last_ms
 
 
 def _segments(options: RunOptions, lanes: list[_Lane]) -> np.ndarray | None:
@@ -365,9 +377,9 @@ def _readmissions(state: State, lanes: list[_Lane]) -> tuple[np.ndarray, np.ndar
     )
 
 
-def _gaps(state: State, lanes: list[_Lane]) -> GapDistribution:
+def gap_distribution(workers: Workers, threads: list[np.ndarray]) -> GapDistribution:
     """Pool the workers' gap moments, in worker order, and the threads' bins."""
-    time = state.workers.time
+    time = workers.time
     positive = time[:, layout.GAP_COUNT] - time[:, layout.GAP_ZEROS]
     mean, m2 = _pooled(
         time[:, layout.GAP_COUNT],
@@ -381,9 +393,7 @@ def _gaps(state: State, lanes: list[_Lane]) -> GapDistribution:
         time[:, layout.RATE_SUM],
         time[:, layout.RATE_SQUARES],
     )
-    bins = lanes[0].scratch.bins
-    for lane in lanes[1:]:
-        bins = bins + lane.scratch.bins
+    bins = sum(threads[1:], threads[0])
     counted = time[time[:, layout.GAP_COUNT] > 0]
     above_zero = time[positive > 0]
     used = np.zeros(0, np.int64)

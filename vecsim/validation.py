@@ -22,8 +22,10 @@ from vecsim.checks import (
     refuse,
     unicode_text,
 )
+from vecsim.deriving import AUTO
 from vecsim.descriptors import (
     AggregatedTopology,
+    DisaggregatedTopology,
     EngineDescriptor,
     ExternalTiming,
     FixedTiming,
@@ -37,6 +39,7 @@ from vecsim.errors import MISSING, NotSupportedYetError
 from vecsim.inspection import MAX_UINT64
 from vecsim.rank_checks import check_role, transfer_ms
 from vecsim.roles import Role, resolve
+from vecsim.timing_checks import check_timing_model
 from vecsim.traffic_checks import check_traffic
 
 PLACEMENT_PROVIDERS = (
@@ -150,6 +153,8 @@ def _check_state_cache(path: str, rank: RankConfig) -> None:
         refuse(f"{path}.kv_cache_bytes_per_token", rank.kv_cache_bytes_per_token, expected)
     if unit is not None and (unit <= 0 or rank.block_size % unit):
         refuse(f"{path}.prefix_match_unit", unit, f"a divisor of block_size ({rank.block_size})")
+    if rank.num_gpu_blocks == AUTO:
+        refuse(f"{path}.num_gpu_blocks", AUTO, "a number of blocks beside state_cache")
     least = -(-cache.bytes_per_request // block_bytes) + 1
     if rank.num_gpu_blocks < least:
         expected = f"at least {least} blocks: one of tokens and one request's state"
@@ -158,7 +163,9 @@ def _check_state_cache(path: str, rank: RankConfig) -> None:
 
 def _check_external_timing(spec: ReplaySpec, roles: tuple[Role, ...]) -> None:
     for role in roles:
-        _check_external(f"{role.path}.rank.timing_model", role.rank.timing_model)
+        where = f"{role.path}.rank.timing_model"
+        _check_external(where, role.rank.timing_model)
+        check_timing_model(where, role)
     if spec.encoder is not None:
         where = "encoder.timing_model"
         present(where, spec.encoder.timing_model, "a timing model that prices vision batches")
@@ -408,7 +415,7 @@ def _host_tier_shape(role: Role) -> list[tuple[str, Any, str]]:
 def _check_durations(role: Role) -> None:
     """Refuse prices that no pass could be charged: durations of 2**64 seconds and more."""
     rank, path = role.rank, f"{role.path}.rank"
-    if isinstance(rank.timing_model, ExternalTiming):
+    if not isinstance(rank.timing_model, PolynomialTiming | FixedTiming):
         return
     fixed = rank.timing_model if isinstance(rank.timing_model, FixedTiming) else None
     if role.stage != "decode":
@@ -446,7 +453,7 @@ def _check_handoff(spec: ReplaySpec, roles: tuple[Role, ...]) -> None:
 # --- what is built --------------------------------------------------------------------------------
 
 _BUILT_SPEC: dict[str, tuple[Any, ...]] = {
-    "topology": (AggregatedTopology,),
+    "topology": (AggregatedTopology, DisaggregatedTopology),
     "encoder": (None,),
     "adapters.placement.provider": ("round_robin",),
     "adapters.scaling.provider": ("none",),
@@ -456,7 +463,6 @@ _BUILT_PAYLOAD: dict[str, tuple[Any, ...]] = {
 }
 _BUILT_RANK: dict[str, tuple[Any, ...]] = {
     "backend": ("vllm", "sglang", "trtllm"),
-    "timing_model": (PolynomialTiming, FixedTiming),
     "aic_nextn": (None,),
     "native_host_offload": (None,),
     "g3_offload": (None,),
@@ -476,17 +482,21 @@ def check_supported(payload: Payload) -> None:
     _check_built("", payload, _BUILT_PAYLOAD)
     for role in resolve(payload.spec):
         _check_built(f"{role.path}.rank.", role.rank, _BUILT_RANK)
+        if role.backend == "sglang":
+            _check_built("", payload.spec, {"topology": (AggregatedTopology,)})
     _check_fleet_size(payload.spec)
 
 
 def _check_fleet_size(spec: ReplaySpec) -> None:
     """Every rank has its own columns, so that a fleet is bounded by memory."""
-    role, workers = resolve(spec)[0], spec.topology.workers.initial_workers
-    if role.dp_size > MAX_RANKS:
-        refuse(f"{role.path}.dp_size", role.dp_size, f"at most {MAX_RANKS} ranks in a fleet")
-    if workers * role.dp_size > MAX_RANKS:
-        expected = f"at most {MAX_RANKS} ranks in a fleet (workers x dp_size)"
-        refuse("topology.workers.initial_workers", workers, expected)
+    for role in resolve(spec):
+        name = "workers" if role.stage == "aggregated" else role.stage
+        workers = getattr(spec.topology, name).initial_workers
+        if role.dp_size > MAX_RANKS:
+            refuse(f"{role.path}.dp_size", role.dp_size, f"at most {MAX_RANKS} ranks in a pool")
+        if workers * role.dp_size > MAX_RANKS:
+            expected = f"at most {MAX_RANKS} ranks in a pool (workers x dp_size)"
+            refuse(f"topology.{name}.initial_workers", workers, expected)
 
 
 def _check_built(prefix: str, struct: Any, built: dict[str, tuple[Any, ...]]) -> None:

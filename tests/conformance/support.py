@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tests import answers
-from vecsim.descriptors import DisaggregatedTopology, ExternalTiming
+from vecsim.descriptors import DisaggregatedTopology
 from vecsim.replaying import replay
 from vecsim.validation import _BUILT_PAYLOAD, _BUILT_RANK, _BUILT_SPEC
 
@@ -24,14 +24,17 @@ FOLDER = Path(__file__).parent / "cases"
 TRACES = os.environ.get("VECSIM_TRACES")
 
 BUILT = {
+    "agentic",
     "applied_compute",
     "belady",
     "closed_loop",
+    "disaggregated",
     "dp",
     "dynamo_trace",
     "mooncake",
     "mooncake_delta",
     "poisson",
+    "sessions",
     "sla",
     "speedup",
     "synthetic",
@@ -44,10 +47,9 @@ BUILT = {
 # The field that the answer names (a part of its path) while a feature is not built, and the value
 # that `vecsim.validation` will list as built once it is; None: when its row is gone.
 FIELDS = {
-    "agentic": ("workload.dependencies", None),
     "disaggregated": ("topology", DisaggregatedTopology),
     "encoder": ("encoder", None),
-    "external_timing": ("rank.timing_model", ExternalTiming),
+    "external_timing": ("rank.timing_model", None),
     "frontend": ("rank.frontend", None),
     "g3": ("rank.native_host_offload", None),
     "host_loop": ("rank.sglang.host_loop", None),
@@ -57,7 +59,6 @@ FIELDS = {
     "kvcr": ("rank.native_host_offload", None),
     "mtp": ("rank.aic_nextn", None),
     "scaling": ("adapters.scaling.provider", "planner"),
-    "sessions": ("workload.sessions", None),
     "sglang": ("rank.backend", "sglang"),
     "state_cache": ("rank.state_cache", None),
     "trtllm": ("rank.backend", "trtllm"),
@@ -65,7 +66,10 @@ FIELDS = {
 }
 
 # Cases that mention a feature where it has no effect.
-UNUSED = {"config/extra_external_on_unused_prefill_role": "external_timing"}
+UNUSED = {
+    "config/extra_external_on_unused_prefill_role": "external_timing",
+    "config/extra_external_shared_unused_in_disagg": "external_timing",
+}
 
 Case = dict[str, Any]
 
@@ -81,15 +85,17 @@ def all_cases() -> tuple[Case, ...]:
 
 
 def unbuilt(case: Case) -> list[str]:
+    together = {"disaggregated"} if "sglang" in case["feature"] else set()
     known = BUILT | {UNUSED.get(name(case))}
-    return [f for f in case["feature"] if f not in known and not _is_built(f)]
+    alone = [f for f in case["feature"] if f not in known and not _is_built(f)]
+    return alone + sorted(together & set(case["feature"]))
 
 
 def _is_built(feature: str) -> bool:
-    field, value = FIELDS.get(feature, ("workload", None))
+    if feature not in FIELDS:
+        return False
+    field, value = FIELDS[feature]
     tables = {**_BUILT_SPEC, **_BUILT_PAYLOAD, **{f"rank.{k}": v for k, v in _BUILT_RANK.items()}}
-    if field.startswith("workload"):
-        return False  # refused when the workload is known, not from a table
     return field not in tables or (value is not None and value in tables[field])
 
 

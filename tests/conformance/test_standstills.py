@@ -88,9 +88,74 @@ def test_requests_behind_it_go_on(case_name):
     assert result.report["terminal_reasons"]["prompt_exceeds_kv_capacity"] == 1
 
 
+# Prefill 100 ms, decode 10 ms, transfers 5 ms, five decode blocks for prompts of two blocks and
+# outputs that need a third. r0 and r1 decode from 105; at 115 each wants its third block, and r1 is
+# preempted for r0, which ends at 135. By then r2 and r3 hold four blocks and stand behind r1, which
+# needs three. Without r1 they decode from 140; r3 is preempted at 150 and goes on at 170.
+DEADLOCK = "runtime/dis_decode_memory_pressure_vllm"
+
+
+def test_a_deadlock_of_prefill_and_decode_ends_the_blocked_head():
+    result = replay(_cases("standstill")[DEADLOCK]["payload"])
+    columns = ("terminal_status", "terminal_reason", "terminal_time_ms", "output_length")
+    assert result.requests.select(columns).rows() == [
+        ("completed", None, 135.0, 3),
+        ("failed", "deadlock", 140.0, 1),
+        ("completed", None, 170.0, 3),
+        ("completed", None, 190.0, 3),
+    ]
+    assert result.report["terminal_reasons"]["deadlock"] == 1
+
+
 def test_every_standstill_has_an_answer_or_an_unbuilt_feature():
     built = {n for n, c in _cases("standstill").items() if not unbuilt(c)}
-    assert built == set(SETTLED) | set(UNBLOCKED)
+    assert built == set(SETTLED) | set(UNBLOCKED) | {DEADLOCK}
+
+
+def _rank(backend, requests, **rank):
+    timing = {"type": "fixed", "prefill_ms": 10, "decode_ms": 1}
+    rows = [
+        {"id": f"r{k}", "arrival_time_ms": 0, "input_tokens": isl, "output_tokens": osl}
+        for k, (isl, osl) in enumerate(requests)
+    ]
+    return {
+        "version": 1,
+        "topology": {"kind": "aggregated", "workers": {"initial_workers": 1}},
+        "engine": {"rank": {"backend": backend, "timing_model": timing, **rank}},
+        "requests": rows,
+    }
+
+
+# Empty prompts come in whatever blocks are left, and the reference never returns: the last one
+# fails. (payload; status, output length, last token (ms), terminal time (ms) of each request)
+OVERCOMMITTED = {
+    # Two blocks of 2 tokens. Both have tokens at 1, 2 and 3 ms and then need a second block.
+    "trtllm": (
+        _rank("trtllm", [(0, 4), (0, 4)], block_size=2, num_gpu_blocks=2),
+        [("completed", 4, 4.0, 4.0), ("failed", 3, 3.0, 3.0)],
+    ),
+    # r0 has blocks for all its 6 tokens reserved, and r1 takes one of the three.
+    "trtllm_beside_a_prompt": (
+        _rank("trtllm", [(2, 4), (0, 4)], block_size=2, num_gpu_blocks=3),
+        [("completed", 4, 14.0, 14.0), ("failed", 3, 13.0, 13.0)],
+    ),
+    # One block: whoever comes in takes it from the other. With a budget of 2 tokens, 3 tokens need
+    # two passes to be computed again, which nobody gets any more once both have that many.
+    "vllm": (
+        _rank("vllm", [(0, 8), (0, 8)], block_size=16, num_gpu_blocks=1, max_num_batched_tokens=2),
+        [("failed", 2, 2.0, 3.0), ("completed", 8, 9.0, 9.0)],
+    ),
+}
+
+
+@pytest.mark.parametrize("case_name", OVERCOMMITTED)
+def test_one_of_several_empty_prompts_fails(case_name):
+    payload, expected = OVERCOMMITTED[case_name]
+    result = replay(payload)
+    columns = ("terminal_status", "output_length", "last_token_ms", "terminal_time_ms")
+    assert result.requests.select(columns).rows() == expected
+    assert result.report["failed_requests"] == 1
+    assert result.report["terminal_reasons"]["kv_capacity_exhausted"] == 1
 
 
 DEVIATIONS = [c for c in all_cases() if "deviation" in c]

@@ -1,4 +1,7 @@
-"""`python -m tests.fuzz --reference PYTHON --seeds A:B [--feature NAME ...] [--jobs N]`."""
+"""`python -m tests.fuzz --reference PYTHON --seeds A:B [--feature NAME ...] [--jobs N]`.
+
+`python -m tests.fuzz traffic ...` draws traffic instead of inline requests (`tests.fuzz.traffic`).
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import json
 import sys
 import time
 
-from tests.fuzz import shrink, specs, trial
+from tests.fuzz import shrink, specs, traffic, trial
 from tests.fuzz.campaign import Tally, campaign, make
 from tests.fuzz.reference import Reference
 
@@ -15,7 +18,7 @@ from tests.fuzz.reference import Reference
 def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=specs.__doc__)
     parser.add_argument("--reference", help="Python that has the reference; none: the slow model")
-    parser.add_argument("--seeds", required=True, help="A:B, B excluded", type=_span)
+    parser.add_argument("--seeds", required=True, help="A:B, B excluded", type=specs.span)
     parser.add_argument(
         "--feature", action="append", default=[], choices=specs.FEATURES, help="forced on"
     )
@@ -29,11 +32,6 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     if not options.reference:
         options.without.append("refused")  # the slow model takes only specs that are right
     return options
-
-
-def _span(text: str) -> range:
-    start, _, stop = text.partition(":")
-    return range(int(start), int(stop))
 
 
 def explain(options: argparse.Namespace, tally: Tally) -> None:
@@ -55,6 +53,9 @@ def explain(options: argparse.Namespace, tally: Tally) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
+    argv = sys.argv[1:] if argv is None else argv
+    if argv[:1] == ["traffic"]:
+        return traffic.main(argv[1:])
     options = arguments(argv)
     began = time.monotonic()
     tally = campaign(options)

@@ -65,8 +65,14 @@ def _simpler_settings(payload: dict) -> Iterator[dict]:
     for key in ("max_in_flight", "max_sim_time_ms", "sla"):
         if key in spec:
             yield _edited(payload, lambda s, k=key: s.pop(k))
-    if spec["topology"]["workers"]["initial_workers"] > 1:
-        yield _edited(payload, lambda s: s["topology"]["workers"].update(initial_workers=1))
+    for name in ("workers", "prefill", "decode"):
+        if spec["topology"].get(name, {}).get("initial_workers", 1) > 1:
+            yield _edited(payload, lambda s, n=name: s["topology"][n].update(initial_workers=1))
+    if spec["topology"].get("handoff_latency_ms"):
+        yield _edited(payload, lambda s: s["topology"].pop("handoff_latency_ms"))
+    for name in ("prefill", "decode"):
+        if name in engine:
+            yield _edited(payload, lambda s, n=name: s["engine"].pop(n))
     if "kv_eviction_policy" in engine:
         yield _edited(payload, lambda s: s["engine"].pop("kv_eviction_policy"))
     if engine.get("dp_size", 1) > 1 and not any("dp_rank" in r for r in spec["requests"]):
@@ -76,13 +82,13 @@ def _simpler_settings(payload: dict) -> Iterator[dict]:
             if value != DEFAULTS[key]:
                 edit = {key: DEFAULTS[key]}
                 yield _edited(payload, lambda s, e=edit: s["engine"]["rank"].update(e))
-        elif key not in ("backend", "block_size", "num_gpu_blocks"):
+        elif key not in ("backend", "block_size", "num_gpu_blocks", "kv_transfer_bytes_per_token"):
             yield _edited(payload, lambda s, k=key: s["engine"]["rank"].pop(k))
 
 
 def _simpler_request(payload: dict, k: int) -> Iterator[dict]:
     row = payload.get("spec", payload)["requests"][k]
-    for key in ("output_token_ids", "input_token_ids", "dp_rank"):
+    for key in ("output_token_ids", "input_token_ids", "dp_rank", "prefill_dp_rank"):
         if key in row:
             yield _edited(payload, lambda s, n=key: s["requests"][k].pop(n))
     for at in {0, round(row["arrival_time_ms"])} - {row["arrival_time_ms"]}:

@@ -26,6 +26,7 @@ FEATURES = (
     "zero_time",
     "sglang",  # never drawn, only forced
     "trtllm",  # as well
+    "disagg",  # as well
 )
 
 CHANCE = {
@@ -71,9 +72,11 @@ class Draw:
             self.on.add("prefix")
         self.on -= set(without)
         if "trtllm" in self.on:
-            self.on -= {"belady", "prefill_schedule_interval"}
+            self.on -= {"prefill_schedule_interval"}
         if "sglang" in self.on:
             self.on -= {"chunking_off", "fifo", "prefill_schedule_interval"}
+        if "disagg" in self.on:
+            self.on -= {"belady"}
 
     def chance(self, p: float) -> bool:
         return self.rng.random() < p
@@ -268,6 +271,8 @@ class Draw:
             "engine": engine,
             "requests": self.requests(rank, dp_size),
         }
+        if "disagg" in self.on:
+            self.split(spec, rank, dp_size)
         if "closed_loop" in self.on:
             spec["max_in_flight"] = r.randint(1, 6)
         if "time_limit" in self.on:
@@ -290,6 +295,51 @@ class Draw:
         }
         return {"spec": spec, "tokenization": stage}
 
+    def split(self, spec: dict, rank: dict, dp_size: int) -> None:
+        """Make two pools of the one; the roles may differ."""
+        r = self.rng
+        pools = [
+            {"initial_workers": self.one(1, 1, 2, 3) if "workers" in self.on else 1}
+            for _ in range(2)
+        ]
+        latency = self.one(0, 0, 1, 5, 10, 60, r.uniform(0, 30))
+        spec["topology"] = {"kind": "disaggregated", "prefill": pools[0], "decode": pools[1]}
+        if latency or self.chance(0.5):
+            spec["topology"]["handoff_latency_ms"] = latency
+        if self.chance(0.3):
+            rank["kv_transfer_bytes_per_token"] = self.one(1000, 131072, 1000000)
+            rank["kv_transfer_bandwidth"] = self.one(0.0, 0.01, 1.0, 3.7)
+            rank["kv_transfer_timing_mode"] = self.one("full_prompt", "destination_missing")
+        if self.chance(0.5):
+            ranks = [rank, self.decode_rank(rank)]
+            own = [dp_size, self.one(dp_size, dp_size, 1, 2)]
+            if r.random() < 0.5:
+                ranks.reverse()
+            for name, config, size in zip(("prefill", "decode"), ranks, own, strict=True):
+                if self.chance(0.8):
+                    spec["engine"][name] = {"rank": config, "dp_size": size}
+        sizes = [
+            spec["engine"].get(name, spec["engine"]).get("dp_size", 1)
+            for name in ("prefill", "decode")
+        ]
+        for row in spec["requests"]:
+            if "dp_rank" in row:
+                row["dp_rank"] %= sizes[1]
+                if row["dp_rank"] >= sizes[0] or self.chance(0.3):
+                    row["prefill_dp_rank"] = r.randrange(sizes[0])
+            elif max(sizes) > 1 and self.chance(0.1):
+                row["prefill_dp_rank"] = r.randrange(sizes[0])
+
+    def decode_rank(self, rank: dict) -> dict:
+        """A rank like the other one, but for memory, batch and time."""
+        other = dict(rank)
+        other["num_gpu_blocks"] = max(1, rank["num_gpu_blocks"] + self.one(-2, -1, 0, 3, 100))
+        other["max_num_seqs"] = self.one(1, 2, 3, 256)
+        other["timing_model"] = self.timing()
+        if rank["backend"] != "sglang" and self.chance(0.3):
+            other["block_size"] = self.one(2, 4, 8)
+        return other
+
     def spoil(self, spec: dict) -> None:
         rank = spec["engine"]["rank"]
         first = spec["requests"][0]
@@ -306,6 +356,12 @@ class Draw:
             first["arrival_time_ms"] = -1.0
 
 
+def span(text: str) -> range:
+    """Seeds "A:B", B excluded."""
+    start, _, stop = text.partition(":")
+    return range(int(start), int(stop))
+
+
 def make(seed: int, features: tuple[str, ...] = (), without: tuple[str, ...] = ()) -> dict:
     """The spec of a seed: a bare spec or `{"spec", "tokenization"}`.
 
@@ -318,6 +374,8 @@ def features_of(payload: dict) -> set[str]:
     """The features a spec really uses (a shrunk spec has lost some)."""
     spec = payload.get("spec", payload)
     engine, requests = spec["engine"], spec["requests"]
+    topology = spec["topology"]
+    pools = [topology[name] for name in ("workers", "prefill", "decode") if name in topology]
     rank = engine["rank"]
     timing = rank.get("timing_model", {})
     present = {
@@ -337,9 +395,10 @@ def features_of(payload: dict) -> set[str]:
         "speedup": "speedup_ratio" in rank or "decode_speedup_ratio" in rank,
         "time_limit": spec.get("max_sim_time_ms") is not None,
         "tokenization": bool(payload.get("tokenization")),
-        "workers": spec["topology"]["workers"]["initial_workers"] > 1,
+        "workers": any(pool["initial_workers"] > 1 for pool in pools),
         "zero_time": 0 in (timing.get("prefill_ms"), timing.get("decode_ms")),
         "sglang": rank["backend"] == "sglang",
         "trtllm": rank["backend"] == "trtllm",
+        "disagg": topology["kind"] == "disaggregated",
     }
     return {name for name, used in present.items() if used}

@@ -9,6 +9,7 @@ from tests.fuzz import specs, trial
 
 SEEDS_PER_FEATURE = 60
 WITH = (
+    "belady",
     "caching_off",
     "closed_loop",
     "dp",

@@ -74,12 +74,11 @@ def report_schema() -> dict[str, pl.DataType]:
         **{f.name: 0 for f in dataclasses.fields(GapDistribution)},
     )
     columns = {f.name: np.zeros(0, np.int64) for f in dataclasses.fields(Outcome)}
-    columns.update(gaps=gaps, pools=(), end_ms=0.0, committed_prefill_tokens=0)
+    columns.update(gaps=gaps, pools=(), handoff=None, end_ms=0.0, committed_prefill_tokens=0)
     outcome = Outcome(**columns)
     report = metrics.build_report(
         outcome,
         metrics.latencies(outcome),
-        np.zeros(0, np.int64),
         sla={"ttft_ms": 1.0},
         closed_loop=True,
         kv_eviction_policy="",

@@ -165,7 +165,8 @@ def shared_block_size(name: str, blocks: Sequence[tuple[Place, int]], asked: int
 
 
 def name_components(nodes: list[Node], prefix: str) -> None:
-    """Give each connected component of a graph the play id `prefix` + its smallest request id."""
+    """Give each connected component of a graph the play id `prefix` + the request id of its first
+    root, by time, then id."""
     leader = {node.request_id: node.request_id for node in nodes}
 
     def find(request: str) -> str:
@@ -177,7 +178,9 @@ def name_components(nodes: list[Node], prefix: str) -> None:
     for node in nodes:
         for edge in node.edges:
             if edge.request_id in leader:
-                one, other = find(node.request_id), find(edge.request_id)
-                leader[max(one, other)] = min(one, other)
+                leader[find(node.request_id)] = find(edge.request_id)
+    first: dict[str, str] = {}
+    for node in sorted(nodes, key=lambda n: (bool(n.edges), n.not_before_ms, n.request_id)):
+        first.setdefault(find(node.request_id), node.request_id)
     for node in nodes:
-        node.play_id = prefix + find(node.request_id)
+        node.play_id = prefix + first[find(node.request_id)]

@@ -1,0 +1,17 @@
+"""Aggregated pools of vLLM-style ranks whose requests wait for others: the entry points that Python
+calls (see aggregated.py)."""
+
+from __future__ import annotations
+
+from vecsim.kernels import clock as pool_clock
+from vecsim.kernels import vllm_rank, waiting, worker
+from vecsim.kernels.jit import entry
+from vecsim.kernels.seating import settle_blocks
+
+run_clock = waiting.bind(pool_clock.bind(worker.bind(vllm_rank.SCHEDULER)), settle_blocks)
+
+
+@entry
+def run_coupled(ranks, workers, requests, pools, scratch, clock, arrivals, seats):
+    """Run all workers on one clock to the horizon (see `waiting.bind`)."""
+    return run_clock(ranks, workers, requests, pools, scratch, clock, arrivals, seats)

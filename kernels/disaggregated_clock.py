@@ -1,0 +1,738 @@
+"""The clock of a prefill and a decode pool.
+
+Rounds of an instant follow the reference (runtimes, section 2.3): completed passes, ended
+transfers, handoff actions until none is left, arrivals, then drives, prefill before decode. A
+decode worker's stretch stays in flight until something concerns it: an action that it has to wait
+for ends the stretch at the next end of a pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from vecsim.kernels.handoff import (
+    ACTIONS,
+    ACTIVATE,
+    ACTIVATED_AT,
+    AWAKE,
+    BANDWIDTH,
+    BYTES_PER_TOKEN,
+    CANCEL_SOURCE,
+    DEFERRED,
+    DESTINATION_MISSING,
+    DESTINATION_PIN,
+    DESTINATION_TURN,
+    DRIVING,
+    ENDED,
+    FIRST_ACTION,
+    FIRST_DEFERRED,
+    HELD_AT,
+    HORIZON,
+    INSTANTS,
+    LAST_DEFERRED,
+    LATENCY_MS,
+    MAX_IN_FLIGHT,
+    NEW_BLOCKS,
+    NEXT_DEFERRED,
+    NOW,
+    ORDERS,
+    RELEASE,
+    RELEASED_AT,
+    RESERVE,
+    RESERVED_AT,
+    ROUND,
+    SOURCE_PIN,
+    SOURCE_TURN,
+    SUBMIT,
+    TAKEN,
+    TO_DRIVE,
+    TOKENIZE_MS,
+    TOKENIZE_TOKEN_MS,
+    TRANSFER,
+    TRANSFER_BLOCK,
+    HandoffRank,
+)
+from vecsim.kernels.jit import inner
+from vecsim.kernels.layout import (
+    ARRIVAL,
+    ASIDE,
+    BAD_PRICE,
+    CAPACITY_VERSION,
+    CLOCK,
+    DEADLOCK,
+    DONE,
+    DONE_HEAD,
+    EFFECT,
+    FAILED,
+    ISL,
+    LAST_ENDED,
+    NEXT,
+    NO_PASS,
+    NONE,
+    ONE_PASS,
+    ORDER,
+    PARTICIPATES,
+    PASS_END,
+    PAUSED,
+    PENDING,
+    PENDING_PASSES,
+    PREFILL_SCHEDULE_INTERVAL,
+    PROMISED,
+    QUEUE_HEAD,
+    QUEUE_TAIL,
+    RANK,
+    REASON,
+    REFUSED_VERSION,
+    RELEASED,
+    STEP,
+    STRETCH,
+    TERMINALS,
+)
+from vecsim.kernels.placement import enqueue, tokenized_at
+from vecsim.kernels.records import end_request
+from vecsim.kernels.stretch import walk_stretch
+from vecsim.kernels.tournament import first_leaf, set_leaf
+from vecsim.kernels.worker import WorkerKernels, earliest_arrival
+
+
+# --- queues ---------------------------------------------------------------------------------------
+@inner
+def act(handoff, kind, q):
+    """Append an action."""
+    h = handoff.state
+    ring = np.int64(handoff.actions.shape[1])
+    at = (h[FIRST_ACTION] + h[ACTIONS]) % ring
+    handoff.actions[0, at] = kind
+    handoff.actions[1, at] = q
+    h[ACTIONS] += 1
+
+
+@inner
+def defer(handoff, rank, kind, q):
+    """Put an action off until the pass of the rank's worker has ended."""
+    lists = handoff.lists
+    handoff.requests[DEFERRED, q] = kind
+    handoff.requests[NEXT_DEFERRED, q] = NONE
+    if lists[FIRST_DEFERRED, rank] < 0:
+        lists[FIRST_DEFERRED, rank] = q
+    else:
+        handoff.requests[NEXT_DEFERRED, lists[LAST_DEFERRED, rank]] = q
+    lists[LAST_DEFERRED, rank] = q
+
+
+@inner
+def act_deferred(handoff, rank):
+    """Append the actions that waited for a rank."""
+    q = handoff.lists[FIRST_DEFERRED, rank]
+    handoff.lists[FIRST_DEFERRED, rank] = NONE
+    while q >= 0:
+        act(handoff, np.int64(handoff.requests[DEFERRED, q]), q)
+        q = np.int64(handoff.requests[NEXT_DEFERRED, q])
+
+
+@inner
+def wake(handoff, worker):
+    """Enter a worker into the list of those to drive, in ascending order, once."""
+    awake = handoff.lists[TO_DRIVE]
+    at = handoff.state[AWAKE]
+    while at > 0 and awake[at - 1] > worker:
+        at -= 1
+    if at > 0 and awake[at - 1] == worker:
+        return
+    for i in range(handoff.state[AWAKE] - at):
+        position = handoff.state[AWAKE] - i
+        awake[position] = awake[position - 1]
+    awake[at] = worker
+    handoff.state[AWAKE] += 1
+
+
+@inner
+def next_rank(handoff, turn, pin, ranks, dp_size):
+    """Round robin over all ranks of a pool, or over those with the pinned number."""
+    if pin < 0:
+        chosen = handoff.state[turn] % ranks
+        handoff.state[turn] = chosen + 1
+        return chosen
+    worker = handoff.state[turn] % (ranks // dp_size)
+    handoff.state[turn] = worker + 1
+    return worker * dp_size + pin
+
+
+@inner
+def transfer_ms(handoff, q, prompt, block_size):
+    """Time that the transfer of a prompt takes."""
+    if handoff.time[BANDWIDTH] <= 0.0:
+        return handoff.time[LATENCY_MS]
+    tokens = prompt
+    if handoff.state[DESTINATION_MISSING] != 0:
+        tokens = np.int64(handoff.requests[NEW_BLOCKS, q]) * block_size
+    size = np.float64(tokens) * handoff.time[BYTES_PER_TOKEN]
+    return size / (handoff.time[BANDWIDTH] * 1e9) * 1000.0
+
+
+@inner
+def dp_size_of(side):
+    """Attention-DP ranks of each worker of a pool."""
+    return np.int64(len(side.ranks.fields)) // np.int64(len(side.workers.state))
+
+
+def bind(worker: WorkerKernels, rank: HandoffRank, source_first: bool) -> Callable:
+    """The clock `run_clock(prefill, decode, handoff)` for one family of backends.
+
+    Args:
+        worker: kernels of its workers, under the rules of both roles.
+        rank: what a handoff asks of its ranks.
+        source_first: a destination is asked for when the prompt is done, not before.
+    """
+    room_for_a_pass, open_pass = worker.room_for_a_pass, worker.open_pass
+    close_pass, close_stretch = worker.close_pass, worker.close_stretch
+    place, refusal, reserve, activate, release_source = rank[:5]
+    first_waiting, fail_waiting = rank.first_waiting, rank.fail_waiting
+
+    # --- destinations -----------------------------------------------------------------------------
+    @inner
+    def retry(side, handoff, r):
+        """One attempt to reserve blocks for the first request that waits for them on a rank.
+        Whether it got them."""
+        s = side.ranks.fields[r]
+        q = s[QUEUE_HEAD]
+        if q < 0 or s[REFUSED_VERSION] == s[CAPACITY_VERSION]:
+            return False
+        new_blocks = reserve(side.requests, side.pools, s, q)
+        if new_blocks < 0:
+            s[REFUSED_VERSION] = s[CAPACITY_VERSION]
+            return False
+        s[QUEUE_HEAD] = side.requests.state[NEXT, q]
+        s[REFUSED_VERSION] = NONE
+        s[PROMISED] += 1
+        handoff.requests[NEW_BLOCKS, q] = new_blocks
+        handoff.instants[RESERVED_AT, q] = handoff.time[NOW]
+        act(handoff, TRANSFER if source_first else SUBMIT, q)
+        return True
+
+    # --- the ends of passes -----------------------------------------------------------------------
+    @inner
+    def tell_held(side, handoff, s):
+        """The requests of a prefill rank whose prompts are done now."""
+        q = s[DONE_HEAD]
+        s[DONE_HEAD] = NONE
+        while q >= 0:
+            handoff.instants[HELD_AT, q] = handoff.time[NOW]
+            act(handoff, RESERVE if source_first else TRANSFER, q)
+            q = np.int64(side.requests.state[NEXT, q])
+
+    @inner
+    def close_segment(side, handoff, worker, first_rank, is_source):
+        """Finish the pass or stretch that a worker has in flight and that ends now.
+
+        `first_rank` is the number of the pool's first rank among those of both pools.
+        """
+        w = side.workers.state[worker]
+        dp_size = dp_size_of(side)
+        before = w[TERMINALS]
+        ended = w[LAST_ENDED]
+        if w[PENDING] == STRETCH:
+            passes = w[PENDING_PASSES]
+            walk_stretch(
+                side.ranks,
+                side.workers,
+                side.requests,
+                side.scratch,
+                worker,
+                dp_size,
+                passes,
+                np.inf,
+                np.inf,
+                True,
+            )
+            code = close_stretch(
+                side.ranks,
+                side.workers,
+                side.requests,
+                side.pools,
+                side.scratch,
+                worker,
+                dp_size,
+                passes,
+            )
+        else:
+            code = close_pass(
+                side.ranks,
+                side.workers,
+                side.requests,
+                side.pools,
+                side.scratch,
+                worker,
+                dp_size,
+            )
+        if code != DONE:
+            return code
+        if is_source:
+            rejected = w[LAST_ENDED]
+            while rejected != ended:
+                act(handoff, CANCEL_SOURCE, rejected)
+                rejected = np.int64(side.requests.state[NEXT, rejected])
+        for r in range(worker * dp_size, (worker + 1) * dp_size):
+            act_deferred(handoff, first_rank + r)
+            if is_source:
+                tell_held(side, handoff, side.ranks.fields[r])
+            else:
+                retry(side, handoff, np.int64(r))
+        if not is_source:
+            handoff.state[ENDED] += w[TERMINALS] - before
+        return code
+
+    @inner
+    def complete_due(prefill, decode, handoff):
+        """Apply all passes that end now, prefill before decode, by worker id."""
+        sources = np.int64(len(prefill.workers.state))
+        while handoff.passes[1] == handoff.time[NOW]:
+            worker = first_leaf(handoff.passes)
+            set_leaf(handoff.passes, worker, np.inf)
+            wake(handoff, worker)
+            code = DONE
+            if worker >= sources:
+                first_rank = np.int64(len(prefill.ranks.fields))
+                code = close_segment(decode, handoff, worker - sources, first_rank, False)
+            elif prefill.workers.state[worker, PENDING] != NO_PASS:
+                code = close_segment(prefill, handoff, worker, np.int64(0), True)
+            if code != DONE:
+                return code
+        return DONE
+
+    @inner
+    def is_idle(decode, handoff, worker, sources, first_rank):
+        """Whether a decode worker has no pass in flight just now; ends its stretch where it may."""
+        w = decode.workers.state[worker]
+        if w[PENDING] != STRETCH:
+            return w[PENDING] == NO_PASS
+        now = handoff.time[NOW]
+        due = now
+        if handoff.state[ROUND] > 0:
+            # It was driven in an earlier round: a pass that starts now is under way.
+            due = np.nextafter(now, np.inf)
+        w[PENDING_PASSES] = walk_stretch(
+            decode.ranks,
+            decode.workers,
+            decode.requests,
+            decode.scratch,
+            worker,
+            dp_size_of(decode),
+            w[PENDING_PASSES],
+            due,
+            np.inf,
+            False,
+        )
+        end = decode.workers.time[worker, PASS_END]
+        if end > now:
+            set_leaf(handoff.passes, sources + worker, end)
+            return False
+        set_leaf(handoff.passes, sources + worker, np.inf)
+        close_segment(decode, handoff, worker, first_rank, False)
+        wake(handoff, sources + worker)
+        return True
+
+    # --- actions ----------------------------------------------------------------------------------
+    @inner
+    def submit(prefill, handoff, q):
+        """A request joins the queue of a prefill rank."""
+        dp_size = dp_size_of(prefill)
+        ranks = np.int64(len(prefill.ranks.fields))
+        pin = np.int64(handoff.requests[SOURCE_PIN, q])
+        r = next_rank(handoff, SOURCE_TURN, pin, ranks, dp_size)
+        place(prefill.requests, prefill.pools, prefill.rows, prefill.ranks.fields[r], q, r)
+        worker = r // dp_size
+        now = handoff.time[NOW]
+        arrival = tokenized_at(
+            prefill.servers[worker],
+            handoff.time[TOKENIZE_MS],
+            handoff.time[TOKENIZE_TOKEN_MS],
+            prefill.requests.state[ISL, q],
+            now,
+        )
+        enqueue(prefill.requests, prefill.ranks.fields[r], q, arrival)
+        if prefill.workers.state[worker, PENDING] == NO_PASS:
+            if arrival <= now:
+                wake(handoff, worker)
+            else:
+                due = earliest_arrival(prefill.ranks, prefill.requests, worker, dp_size)
+                set_leaf(handoff.passes, worker, due)
+
+    @inner
+    def ask_destination(prefill, decode, handoff, q):
+        """A request asks a decode rank for blocks."""
+        requests = decode.requests
+        dp_size = dp_size_of(decode)
+        ranks = np.int64(len(decode.ranks.fields))
+        pin = np.int64(handoff.requests[DESTINATION_PIN, q])
+        r = next_rank(handoff, DESTINATION_TURN, pin, ranks, dp_size)
+        s = decode.ranks.fields[r]
+        reason = refusal(requests, s, q)
+        if reason > 0:
+            fail(decode, handoff, q, r // dp_size, reason)
+            act(handoff, CANCEL_SOURCE, q)
+            return
+        place(requests, decode.pools, decode.rows, s, q, r)
+        requests.state[ORDER, q] = handoff.state[ORDERS]
+        handoff.state[ORDERS] += 1
+        requests.time[ARRIVAL, q] = np.inf
+        requests.state[NEXT, q] = NONE
+        if s[QUEUE_HEAD] < 0:
+            s[QUEUE_HEAD] = q
+            s[REFUSED_VERSION] = NONE
+        else:
+            requests.state[NEXT, s[QUEUE_TAIL]] = q
+        s[QUEUE_TAIL] = q
+        if s[REFUSED_VERSION] == s[CAPACITY_VERSION]:
+            return
+        sources = np.int64(len(prefill.workers.state))
+        if is_idle(decode, handoff, r // dp_size, sources, np.int64(len(prefill.ranks.fields))):
+            retry(decode, handoff, r)
+            # While somebody waits for blocks its rank looks at other requests.
+            wake(handoff, sources + r // dp_size)
+
+    @inner
+    def fail(side, handoff, q, worker, reason):
+        """A request ends without success."""
+        side.requests.state[REASON, q] = reason
+        end_request(side.requests, side.workers.state[worker], q, FAILED, handoff.time[NOW])
+
+    @inner
+    def start_transfer(decode, handoff, q):
+        """The blocks of a held source go to its destination."""
+        block_size = handoff.state[TRANSFER_BLOCK]
+        delay = transfer_ms(handoff, q, np.int64(decode.requests.state[ISL, q]), block_size)
+        if delay > 0.0:
+            set_leaf(handoff.transfers, q, handoff.time[NOW] + delay)
+        else:
+            act(handoff, ACTIVATE, q)
+
+    @inner
+    def finish_transfer(prefill, decode, handoff, q):
+        """The blocks are there: the destination may decode, the source may let go."""
+        r = np.int64(decode.requests.state[RANK, q])
+        worker = r // dp_size_of(decode)
+        sources = np.int64(len(prefill.workers.state))
+        first_rank = np.int64(len(prefill.ranks.fields))
+        if not is_idle(decode, handoff, worker, sources, first_rank):
+            defer(handoff, first_rank + r, ACTIVATE, q)
+            return
+        s = decode.ranks.fields[r]
+        s[PROMISED] -= 1
+        activate(decode.requests, decode.pools, s, q)
+        handoff.instants[ACTIVATED_AT, q] = handoff.time[NOW]
+        wake(handoff, sources + worker)
+        act(handoff, RELEASE, q)
+        retry(decode, handoff, r)
+
+    @inner
+    def free_source(prefill, handoff, kind, q):
+        """Let a prefill rank forget a request, once its worker is idle. Whether it did."""
+        r = np.int64(prefill.requests.state[RANK, q])
+        worker = r // dp_size_of(prefill)
+        if prefill.workers.state[worker, PENDING] != NO_PASS:
+            defer(handoff, r, kind, q)
+            return
+        if handoff.instants[HELD_AT, q] >= 0.0:
+            release_source(prefill.requests, prefill.pools, prefill.ranks.fields[r], q)
+            wake(handoff, worker)
+        if kind == RELEASE:
+            handoff.instants[RELEASED_AT, q] = handoff.time[NOW]
+        else:
+            handoff.state[ENDED] += 1
+
+    @inner
+    def run_actions(prefill, decode, handoff):
+        """Execute all actions, and those they append."""
+        h = handoff.state
+        ring = np.int64(handoff.actions.shape[1])
+        while h[ACTIONS] > 0:
+            kind = np.int64(handoff.actions[0, h[FIRST_ACTION]])
+            q = np.int64(handoff.actions[1, h[FIRST_ACTION]])
+            h[FIRST_ACTION] = (h[FIRST_ACTION] + 1) % ring
+            h[ACTIONS] -= 1
+            if kind == SUBMIT:
+                submit(prefill, handoff, q)
+            elif kind == RESERVE:
+                ask_destination(prefill, decode, handoff, q)
+            elif kind == TRANSFER:
+                start_transfer(decode, handoff, q)
+            elif kind == ACTIVATE:
+                finish_transfer(prefill, decode, handoff, q)
+            else:
+                free_source(prefill, handoff, kind, q)
+
+    # --- the rounds of an instant -----------------------------------------------------------------
+    @inner
+    def take_in_due(prefill, handoff):
+        """Take in every request that is admissible now."""
+        h = handoff.state
+        n = np.int64(prefill.requests.state.shape[1])
+        while h[TAKEN] < n:
+            q = h[TAKEN]
+            if h[MAX_IN_FLIGHT] > 0:
+                if q - h[ENDED] >= h[MAX_IN_FLIGHT]:
+                    return
+                prefill.requests.time[RELEASED, q] = handoff.time[NOW]
+            elif prefill.requests.time[RELEASED, q] > handoff.time[NOW]:
+                return
+            act(handoff, SUBMIT if source_first else RESERVE, q)
+            h[TAKEN] += 1
+
+    @inner
+    def has_effect(side, worker, dp_size):
+        """Whether the pass just opened does anything."""
+        effect = np.int64(0)
+        for r in range(worker * dp_size, (worker + 1) * dp_size):
+            s = side.ranks.fields[r]
+            if s[PARTICIPATES] != 0:
+                effect += s[EFFECT]
+        return effect > 0
+
+    @inner
+    def somebody_is_due(side, worker, dp_size):
+        """Whether the end of the next pass brings an attempt to reserve blocks."""
+        due = False
+        for r in range(worker * dp_size, (worker + 1) * dp_size):
+            s = side.ranks.fields[r]
+            due |= s[QUEUE_HEAD] >= 0 and s[REFUSED_VERSION] != s[CAPACITY_VERSION]
+        return due
+
+    @inner
+    def drive(side, handoff, worker, first_worker, first_rank, is_source):
+        """Start passes on an idle worker until one takes time or there is nothing to do."""
+        w = side.workers.state[worker]
+        now = handoff.time[NOW]
+        dp_size = dp_size_of(side)
+        side.workers.time[worker, CLOCK] = now
+        w[ASIDE] = 0
+        while True:
+            code = room_for_a_pass(side.ranks, side.pools, side.scratch, worker, dp_size)
+            if code != DONE:
+                return code
+            before = w[TERMINALS]
+            code = open_pass(
+                side.ranks,
+                side.workers,
+                side.requests,
+                side.pools,
+                side.scratch,
+                worker,
+                dp_size,
+            )
+            handoff.state[ENDED] += w[TERMINALS] - before
+            if code != DONE:
+                return code
+            if w[PENDING] == STRETCH:
+                if somebody_is_due(side, worker, dp_size):
+                    w[PENDING_PASSES] = 1
+                w[PENDING_PASSES] = walk_stretch(
+                    side.ranks,
+                    side.workers,
+                    side.requests,
+                    side.scratch,
+                    worker,
+                    dp_size,
+                    w[PENDING_PASSES],
+                    np.inf,
+                    np.inf,
+                    False,
+                )
+                if w[PENDING_PASSES] < 0:
+                    return BAD_PRICE
+            end = side.workers.time[worker, PASS_END]
+            nothing = w[PENDING] == ONE_PASS and end == now
+            if nothing and not has_effect(side, worker, dp_size):
+                # It stands aside until something happens to it, but for attempts to reserve.
+                w[PENDING] = NO_PASS
+                w[ASIDE] = 1
+                w[STEP] += 1
+                reserved = False
+                if not is_source:
+                    for r in range(worker * dp_size, (worker + 1) * dp_size):
+                        reserved |= retry(side, handoff, np.int64(r))
+                if reserved:
+                    w[ASIDE] = 0
+                    continue
+            if w[PENDING] == NO_PASS:
+                if is_source:
+                    due = earliest_arrival(side.ranks, side.requests, worker, dp_size)
+                    if due > now:
+                        set_leaf(handoff.passes, first_worker + worker, due)
+                return DONE
+            if end > now:
+                set_leaf(handoff.passes, first_worker + worker, end)
+                return DONE
+            code = close_segment(side, handoff, worker, first_rank, is_source)
+            if code != DONE:
+                return code
+
+    @inner
+    def count_idle_steps(decode, handoff, sources):
+        """The reference tries every round anew to drive those that stand aside, and counts it:
+        with prefill_schedule_interval it matters."""
+        interval = decode.ranks.fields[0, PREFILL_SCHEDULE_INTERVAL]
+        if interval == 1 or dp_size_of(decode) == 1:
+            return
+        for worker in range(len(decode.workers.state)):
+            decode.workers.state[worker, STEP] += decode.workers.state[worker, ASIDE]
+        for i in range(handoff.state[AWAKE]):
+            worker = handoff.lists[TO_DRIVE, i] - sources
+            if worker >= 0:
+                decode.workers.state[worker, STEP] -= decode.workers.state[worker, ASIDE]
+
+    @inner
+    def drive_all(prefill, decode, handoff):
+        """Drive the workers that are awake, prefill before decode."""
+        h = handoff.state
+        awake = handoff.lists[TO_DRIVE]
+        sources = np.int64(len(prefill.workers.state))
+        driven = np.int64(0)
+        while driven < h[AWAKE]:
+            worker = awake[driven]
+            code = DONE
+            if worker < sources:
+                if prefill.workers.state[worker, PENDING] == NO_PASS:
+                    code = drive(prefill, handoff, worker, np.int64(0), np.int64(0), True)
+            elif decode.workers.state[worker - sources, PENDING] == NO_PASS:
+                first_rank = np.int64(len(prefill.ranks.fields))
+                code = drive(decode, handoff, worker - sources, sources, first_rank, False)
+            if code != DONE:
+                # Those driven already are not to be driven again on re-entry.
+                for i in range(driven, h[AWAKE]):
+                    awake[i - driven] = awake[i]
+                h[AWAKE] -= driven
+                return code
+            driven += 1
+        h[AWAKE] = 0
+        return DONE
+
+    @inner
+    def settle_instant(prefill, decode, handoff):
+        """Rounds of this instant, until nothing changes."""
+        h = handoff.state
+        while True:
+            if h[DRIVING] == 0:
+                taken = h[TAKEN]
+                changed = min(handoff.passes[1], handoff.transfers[1]) == handoff.time[NOW]
+                code = complete_due(prefill, decode, handoff)
+                if code != DONE:
+                    return code
+                while handoff.transfers[1] == handoff.time[NOW]:
+                    q = first_leaf(handoff.transfers)
+                    set_leaf(handoff.transfers, q, np.inf)
+                    act(handoff, ACTIVATE, q)
+                changed |= h[ACTIONS] > 0
+                run_actions(prefill, decode, handoff)
+                take_in_due(prefill, handoff)
+                changed |= h[TAKEN] > taken
+                sources = np.int64(len(prefill.workers.state))
+                count_idle_steps(decode, handoff, sources)
+                if h[AWAKE] == 0 and h[ACTIONS] == 0:
+                    if changed:
+                        # The round in which the reference finds nothing to do.
+                        count_idle_steps(decode, handoff, sources)
+                    return DONE
+            # An entry that returned in the middle of the drives resumes them.
+            h[DRIVING] = 1
+            code = drive_all(prefill, decode, handoff)
+            if code != DONE:
+                return code
+            h[DRIVING] = 0
+            h[ROUND] += 1
+
+    # --- standstills ------------------------------------------------------------------------------
+    @inner
+    def settle_deadlock(side, handoff, first_worker):
+        """Fail the blocked head of the lowest rank of a pool. Whether there was one."""
+        dp_size = dp_size_of(side)
+        for r in range(len(side.ranks.fields)):
+            s = side.ranks.fields[r]
+            worker = np.int64(r) // dp_size
+            q = first_waiting(side.requests, s, handoff.time[NOW])
+            pending = q < 0
+            if pending:
+                q = s[QUEUE_HEAD]
+            if q < 0:
+                continue
+            if pending:
+                s[QUEUE_HEAD] = side.requests.state[NEXT, q]
+                s[REFUSED_VERSION] = NONE
+                act(handoff, CANCEL_SOURCE, q)
+            else:
+                fail_waiting(side.requests, side.pools, s, q)
+                handoff.state[ENDED] += 1
+            fail(side, handoff, q, worker, DEADLOCK)
+            wake(handoff, first_worker + worker)
+            s[CAPACITY_VERSION] += 1
+            if first_worker > 0:
+                retry(side, handoff, np.int64(r))
+            return True
+        return False
+
+    # --- the outer loop ---------------------------------------------------------------------------
+    @inner
+    def cut_at_horizon(decode, handoff):
+        """Settle the passes of stretches in flight that end by the horizon."""
+        dp_size = dp_size_of(decode)
+        for worker in range(len(decode.workers.state)):
+            w = decode.workers.state[worker]
+            if w[PENDING] != STRETCH:
+                continue
+            passes = walk_stretch(
+                decode.ranks,
+                decode.workers,
+                decode.requests,
+                decode.scratch,
+                np.int64(worker),
+                dp_size,
+                w[PENDING_PASSES],
+                np.inf,
+                handoff.time[HORIZON],
+                True,
+            )
+            if passes > 0:
+                close_stretch(
+                    decode.ranks,
+                    decode.workers,
+                    decode.requests,
+                    decode.pools,
+                    decode.scratch,
+                    np.int64(worker),
+                    dp_size,
+                    passes,
+                )
+
+    @inner
+    def run_clock(prefill, decode, handoff):
+        """The outer loop: settle the present instant, then jump to the next one.
+
+        Returns DONE, PAUSED, LOG_FULL, FOREST_FULL or an error code; call it again unless
+        that is DONE or an error.
+        """
+        h = handoff.state
+        n = np.int64(prefill.requests.state.shape[1])
+        for _ in range(h[INSTANTS]):
+            code = settle_instant(prefill, decode, handoff)
+            if code != DONE:
+                return code
+            following = min(handoff.passes[1], handoff.transfers[1])
+            if h[MAX_IN_FLIGHT] == 0 and h[TAKEN] < n:
+                following = min(following, prefill.requests.time[RELEASED, h[TAKEN]])
+            if following == np.inf:
+                if settle_deadlock(prefill, handoff, np.int64(0)):
+                    continue
+                sources = np.int64(len(prefill.workers.state))
+                if settle_deadlock(decode, handoff, sources):
+                    continue
+                return DONE
+            if following > handoff.time[HORIZON]:
+                cut_at_horizon(decode, handoff)
+                return DONE
+            handoff.time[NOW] = following
+            h[ROUND] = 0
+        return PAUSED
+
+    return run_clock

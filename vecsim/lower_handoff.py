@@ -1,0 +1,230 @@
+"""Lowering of prefill/decode fleets: two roles and a workload become two sides and what links them.
+
+Requests have a copy on each side, in order of arrival. The rank of a request is known only when the
+run places it there, so that sharing is analysed over the whole workload (kernels/placing.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from types import ModuleType
+
+import numpy as np
+
+from vecsim import lower
+from vecsim.descriptors import DisaggregatedTopology, Tokenization
+from vecsim.kernels import aggregated, disaggregated, layout, placing
+from vecsim.kernels import handoff as kernel
+from vecsim.kernels.handoff import Handoff, Side
+from vecsim.kernels.layout import Ranks, Requests
+from vecsim.roles import Role
+from vecsim.simulation import new_scratch
+from vecsim.timing import BoundTiming
+from vecsim.workload import Workload
+
+_INSTANTS_A_CALL = 100_000
+
+
+@dataclass(frozen=True)
+class HandoffState:
+    """Everything the kernels read and write, for a prefill and a decode pool.
+
+    Attributes:
+        order: int64 [n] row of the workload that request q of the kernels is, or None if the same.
+        entries: the module with the entry point of the backend.
+    """
+
+    prefill: Side
+    decode: Side
+    handoff: Handoff
+    order: np.ndarray | None
+    entries: ModuleType
+
+
+def lower_handoff(
+    roles: tuple[Role, Role],
+    topology: DisaggregatedTopology,
+    workload: Workload,
+    *,
+    tokenization: Tokenization | None,
+    authored_order: bool,
+    max_in_flight: int | None,
+    horizon_ms: float,
+    timings: tuple[BoundTiming | None, BoundTiming | None],
+    record_segments: bool,
+    counted: np.ndarray | None = None,
+) -> HandoffState:
+    """Arrays for a fresh run.
+
+    Args:
+        roles: prefill and decode.
+        topology: workers of both pools, latency of the handoff.
+        workload: n requests.
+        tokenization: the stage in front of every prefill worker, or None.
+        authored_order: take requests in workload order instead of arrival order.
+        max_in_flight: closed loop, or None; arrivals are then decided by the run.
+        horizon_ms: virtual time after which nothing is processed.
+        timings: custom timing of each role, or None for its own model.
+        record_segments: keep the segment logs.
+        counted: bool [n], whose inter-token gaps are recorded; None = everybody's.
+
+    Raises:
+        InputError: a request too long for 32-bit token counters.
+    """
+    order = None
+    released = workload.arrival_ms
+    if not authored_order and np.any(released[1:] < released[:-1]):
+        order = np.argsort(released, kind="stable")
+    servers = 0 if tokenization is None else min(tokenization.workers, len(workload))
+    pools = (topology.prefill, topology.decode)
+    sides = []
+    for role, pool, timing in zip(roles, pools, timings, strict=True):
+        own = _prompts_only(workload) if role.stage == "prefill" else workload
+        side = _side(role, own, order, pool.initial_workers, timing, counted)
+        sides.append(side._replace(scratch=new_scratch(side.ranks, record_segments)))
+    prefill, decode = sides
+    prefill = prefill._replace(servers=np.zeros((len(prefill.workers.state), servers)))
+    if max_in_flight is None:
+        prefill.requests.time[layout.RELEASED] = lower.in_order(released, order)
+    handoff = _handoff(prefill, decode, workload, order)
+    _set_transfers(handoff, roles, topology)
+    handoff.state[kernel.MAX_IN_FLIGHT] = min(max_in_flight or 0, len(workload))
+    handoff.time[kernel.HORIZON] = horizon_ms
+    if tokenization is not None:
+        handoff.time[kernel.TOKENIZE_MS] = tokenization.base_ms
+        handoff.time[kernel.TOKENIZE_TOKEN_MS] = tokenization.per_input_token_ms
+    return HandoffState(prefill, decode, handoff, order, disaggregated)
+
+
+def _prompts_only(workload: Workload) -> Workload:
+    """The workload as prefill workers see it: one token at most comes out of a prompt."""
+    planned = workload.output_offsets is not None
+    return replace(
+        workload,
+        output_length=np.minimum(workload.output_length, 1),
+        output_offsets=None,
+        output_token_ids=None,
+        _trees={} if planned else workload._trees,
+    )
+
+
+def _side(
+    role: Role,
+    workload: Workload,
+    order: np.ndarray | None,
+    workers: int,
+    timing: BoundTiming | None,
+    counted: np.ndarray | None,
+) -> Side:
+    limit, reason, longest = lower.output_limits(workload, role.rank)
+    params, factors = lower.params_of(role, longest, "lru", timing)
+    rank = _set_role(role, params, factors)
+    if np.any((workload.input_length == 0) & (limit > 0)):
+        # Room for a preempted empty prompt is made by undoing scheduled work: duplicates arise.
+        params[layout.SINGLE_COPIES] = params[layout.PREFIX_CACHING]
+    nowhere = np.zeros(len(workload), np.int32)
+    paths = lower.paths_of(workload, rank, longest, order, nowhere, 1)
+    params[layout.BLOCKS_PER_NODE] = paths.blocks_per_node[0]
+    ranks = lower.ranks_of(workers * role.dp_size, params, factors)
+    for name in (layout.DONE_HEAD, layout.REFUSED_VERSION):
+        ranks.fields[:, name] = layout.NONE
+    requests = lower.requests_of(workload, limit, reason, paths, order, counted)
+    requests.state[layout.RANK] = layout.NONE
+    if rank.enable_prefix_caching and workload.output_offsets is not None:
+        planned = np.diff(workload.output_offsets) > 0
+        requests.state[layout.LONER] = lower.in_order(planned, order)
+    starts = np.arange(len(ranks.fields) + 1) * len(workload)
+    ranks = ranks._replace(lists=lower.place_lists(ranks, starts))
+    instances = np.zeros(1, np.int64)
+    anywhere = ranks._replace(fields=ranks.fields[:1])
+    contents = np.zeros(0, np.int32)
+    rows = int(aggregated.prepare(anywhere, requests, paths, instances, contents))
+    table = np.zeros((2, 1), np.int64)
+    if len(ranks.fields) == 1:
+        copies = lower._place_copies(ranks, instances)
+    else:
+        table, copies, rows = _rows_by_rank(ranks, requests, rows)
+    prompt_blocks = requests.state[layout.ISL] // params[layout.BLOCK_SIZE]
+    pools = lower._pools(copies, rows, contents, prompt_blocks, paths)
+    no_servers = np.zeros((workers, 0))
+    return Side(ranks, lower.workers_of(workers), requests, pools, None, table, no_servers)
+
+
+def _set_role(role: Role, params: np.ndarray, factors: np.ndarray):
+    """Enter what the role adds to the parameters. Returns the settings of its ranks.
+
+    Prefill workers are never charged for decoding, and the other way round (reference:
+    configuration and timing, section 4.5). A TensorRT-LLM destination never looks a block up.
+    """
+    rank = role.rank
+    if role.stage == "prefill":
+        params[layout.ROLE] = layout.SOURCE
+        params[layout.DECODE_MODEL] = layout.MODEL_FIXED
+        factors[layout.FIXED_DECODE_MS] = 0.0
+        return rank
+    params[layout.ROLE] = layout.DESTINATION
+    params[layout.PREFILL_MODEL] = layout.MODEL_FIXED
+    factors[layout.FIXED_PREFILL_MS] = 0.0
+    if role.backend == "trtllm":
+        params[layout.PREFIX_CACHING] = params[layout.SINGLE_COPIES] = 0
+    return rank
+
+
+def _rows_by_rank(ranks: Ranks, requests: Requests, rows: int) -> tuple[np.ndarray, int, int]:
+    """(table of `placing.place_blocks`, copies of all ranks together, rows of the index)."""
+    fields, state = ranks.fields, requests.state
+    per_node = fields[0, layout.BLOCKS_PER_NODE]
+    shared = state[layout.SHARED].astype(np.int64)
+    entries = int((-(-np.minimum(shared, state[layout.OWN_FROM]) // per_node)).sum())
+    spare = placing.SPARE_COPIES if fields[0, layout.SINGLE_COPIES] else np.int64(1)
+    copies = int(min(shared.sum() * spare, fields[:, layout.NUM_BLOCKS].sum(dtype=np.float64)))
+    fields[:, layout.FIRST_RUN] = copies
+    slots = 1 << max(2 * entries, 1).bit_length()
+    table = np.full((2, slots + 1), -1, np.int64)
+    table[placing.KEY, slots] = 0
+    table[placing.FIRST_ROW, slots] = rows
+    return table, copies, rows + entries * int(per_node)
+
+
+def _handoff(prefill: Side, decode: Side, workload: Workload, order: np.ndarray | None) -> Handoff:
+    n = len(workload)
+    workers = len(prefill.workers.state) + len(decode.workers.state)
+    ranks = len(prefill.ranks.fields) + len(decode.ranks.fields)
+    requests = np.zeros((kernel.HANDOFF_REQUEST, n), np.int32)
+    pin = lower.in_order(workload.dp_rank, order)
+    own_pin = lower.in_order(workload.prefill_dp_rank, order)
+    requests[kernel.DESTINATION_PIN] = pin
+    requests[kernel.SOURCE_PIN] = np.where(own_pin < 0, pin, own_pin)
+    lists = np.zeros((kernel.LISTS, max(ranks, workers)), np.int64)
+    lists[kernel.FIRST_DEFERRED] = layout.NONE
+    time = np.zeros(kernel.HANDOFF_TIME)
+    state = np.zeros(kernel.HANDOFF_STATE, np.int64)
+    state[kernel.INSTANTS] = _INSTANTS_A_CALL
+    return Handoff(
+        state=state,
+        time=time,
+        requests=requests,
+        instants=np.full((kernel.HANDOFF_INSTANTS, n), np.nan),
+        actions=np.zeros((2, 2 * n + 1), np.int32),
+        passes=_tournament(workers),
+        transfers=_tournament(n),
+        lists=lists,
+    )
+
+
+def _tournament(leaves: int) -> np.ndarray:
+    return np.full(2 << max(leaves - 1, 0).bit_length(), np.inf)
+
+
+def _set_transfers(
+    handoff: Handoff, roles: tuple[Role, Role], topology: DisaggregatedTopology
+) -> None:
+    """What a transfer costs; only the prefill role's fields count (reference: runtimes, 6.2)."""
+    rank = roles[0].rank
+    handoff.time[kernel.LATENCY_MS] = topology.handoff_latency_ms
+    if rank.kv_transfer_bytes_per_token is not None:
+        handoff.time[kernel.BANDWIDTH] = rank.kv_transfer_bandwidth or 0.0
+        handoff.time[kernel.BYTES_PER_TOKEN] = rank.kv_transfer_bytes_per_token
+    missing = rank.kv_transfer_timing_mode == "destination_missing"
+    handoff.state[kernel.DESTINATION_MISSING] = missing
+    handoff.state[kernel.TRANSFER_BLOCK] = roles[1].rank.block_tokens

@@ -1,0 +1,178 @@
+"""Running the kernels over a prefill and a decode pool, and reading the columns out."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from vecsim.errors import SimulationError
+from vecsim.kernels import handoff as kernel
+from vecsim.kernels import layout
+from vecsim.kernels.handoff import Side
+from vecsim.lower_handoff import HandoffState
+from vecsim.outcome import HandoffOutcome, Outcome
+from vecsim.roles import Role
+from vecsim.simulation import (
+    Progress,
+    failure,
+    gap_distribution,
+    pool_outcome,
+    settle_fronts,
+    with_longer_logs,
+)
+
+
+def simulate_handoff(
+    state: HandoffState,
+    roles: tuple[Role, Role],
+    progress: Progress | None,
+    tokenized: bool,
+) -> Outcome:
+    """Run to the end or to the horizon, and return the columns in workload order.
+
+    Args:
+        state: lowered state; its arrays are used up.
+        roles: prefill and decode.
+        progress: called with (requests ended, requests) now and then, or None.
+        tokenized: there is a tokenization stage.
+
+    Raises:
+        SimulationError: an unusable pass duration, or a standstill that no rule settles.
+    """
+    prefill, decode, handoff = state.prefill, state.decode, state.handoff
+    while True:
+        code = state.entries.run_disaggregated(prefill, decode, handoff)
+        if progress is not None:
+            progress(int(handoff.state[kernel.ENDED]), handoff.requests.shape[1])
+        if code == layout.DONE:
+            break
+        if code == layout.LOG_FULL:
+            prefill, decode = _with_longer_logs(prefill), _with_longer_logs(decode)
+        elif code != layout.PAUSED:
+            raise SimulationError(_failure(int(code), prefill, decode))
+    return _Reading(state, prefill, decode).outcome(roles, tokenized)
+
+
+def _with_longer_logs(side: Side) -> Side:
+    return side._replace(scratch=with_longer_logs(side.ranks, side.scratch))
+
+
+def _failure(code: int, prefill: Side, decode: Side) -> str:
+    """The pool whose workers got nowhere speaks."""
+    sides = (("prefill", prefill), ("decode", decode))
+    name, side = max(sides, key=lambda pair: pair[1].workers.state[:, layout.FRUITLESS].max())
+    return f"{name} pool: {failure(code, side.ranks, side.workers)}"
+
+
+class _Reading:
+    """Reads the columns of a finished run."""
+
+    def __init__(self, state: HandoffState, prefill: Side, decode: Side) -> None:
+        self.order = state.order
+        self.handoff = state.handoff
+        self.prefill = prefill
+        self.decode = decode
+
+    def _restored(self, column: np.ndarray) -> np.ndarray:
+        """A column in workload order."""
+        if self.order is None:
+            return column.copy()
+        restored = np.empty_like(column)
+        restored[self.order] = column
+        return restored
+
+    def outcome(self, roles: tuple[Role, Role], tokenized: bool) -> Outcome:
+        prefill, decode, handoff = self.prefill, self.decode, self.handoff
+        settle_fronts(decode.ranks, decode.workers, decode.requests, False)
+        source, target = prefill.requests.state, decode.requests.state
+        source_time, target_time = prefill.requests.time, decode.requests.time
+        released = source_time[layout.RELEASED]
+        arrival = source_time[layout.ARRIVAL]
+        horizon = handoff.time[kernel.HORIZON]
+        arrived = released <= horizon
+        ended_early = arrived & (source[layout.STATUS] != layout.UNFINISHED)
+        status = np.where(ended_early, source[layout.STATUS], target[layout.STATUS])
+        reason = np.where(ended_early, source[layout.REASON], target[layout.REASON])
+        status[~arrived] = layout.NOT_ARRIVED
+        reason[(status == layout.UNFINISHED) | ~arrived] = layout.NO_REASON
+        terminal = np.where(ended_early, source_time[layout.TERMINAL], target_time[layout.TERMINAL])
+        request, at_ms, reused, in_decode = self._readmissions()
+        restored = self._restored
+        return Outcome(
+            arrival_ms=restored(np.where(arrived, released, np.nan)),
+            tokenized_ms=restored(np.where(arrived, arrival, np.nan)) if tokenized else None,
+            first_admit_ms=restored(source_time[layout.FIRST_ADMIT]),
+            first_token_ms=restored(target_time[layout.FIRST_TOKEN]),
+            second_token_ms=restored(target_time[layout.SECOND_TOKEN]),
+            last_token_ms=restored(target_time[layout.LAST_TOKEN]),
+            terminal_ms=restored(terminal),
+            input_length=restored(target[layout.ISL]),
+            output_length=restored(target[layout.GENERATED]),
+            reused_input_tokens=restored(source[layout.REUSED]),
+            first_reused_input_tokens=restored(source[layout.FIRST_REUSED]),
+            admissions=restored(source[layout.ADMISSIONS] + target[layout.ADMISSIONS]),
+            status=restored(status).astype(np.uint8),
+            reason=restored(reason).astype(np.uint8),
+            rank=restored(target[layout.RANK]),
+            readmission_request=request,
+            readmission_at_ms=at_ms,
+            readmission_reused=reused,
+            end_ms=self._end_ms(arrived, horizon),
+            committed_prefill_tokens=sum(
+                int(side.ranks.fields[:, layout.COMMITTED_PREFILL].sum())
+                for side in (prefill, decode)
+            ),
+            gaps=gap_distribution(decode.workers, [decode.scratch.bins]),
+            pools=tuple(
+                pool_outcome(role.stage, role, side.ranks, side.workers)
+                for role, side in zip(roles, (prefill, decode), strict=True)
+            ),
+            handoff=self._columns(in_decode),
+        )
+
+    def _columns(self, in_decode: np.ndarray) -> HandoffOutcome:
+        instants = self.handoff.instants
+        target = self.decode.requests.state
+        restored = self._restored
+        return HandoffOutcome(
+            prefill_rank=restored(self.prefill.requests.state[layout.RANK]),
+            source_held_ms=restored(instants[kernel.HELD_AT]),
+            destination_reserved_ms=restored(instants[kernel.RESERVED_AT]),
+            destination_activated_ms=restored(instants[kernel.ACTIVATED_AT]),
+            decode_admit_ms=restored(self.decode.requests.time[layout.FIRST_ADMIT]),
+            source_released_ms=restored(instants[kernel.RELEASED_AT]),
+            decode_admissions=restored(target[layout.ADMISSIONS]),
+            decode_reused=restored(target[layout.REUSED]),
+            decode_first_reused=restored(target[layout.FIRST_REUSED]),
+            readmission_in_decode=in_decode,
+        )
+
+    def _end_ms(self, arrived: np.ndarray, horizon: float) -> float:
+        """The last processed event."""
+        times = self.prefill.requests.time
+        arrival = times[layout.ARRIVAL]
+        queued = arrival <= horizon
+        return max(
+            float(self.prefill.workers.time[:, layout.CLOCK].max()),
+            float(self.decode.workers.time[:, layout.CLOCK].max()),
+            float(times[layout.RELEASED][arrived].max(initial=0.0)),
+            float(arrival[queued].max(initial=0.0)),
+            float(self.handoff.time[kernel.NOW]),
+        )
+
+    def _readmissions(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """(request, at_ms, reused tokens, whether in the decode pool) of all readmissions, by
+        request, then pool, then time."""
+        scratches = (self.prefill.scratch, self.decode.scratch)
+        logs = [s.log[:, : int(s.log_length[0])] for s in scratches]
+        log = np.concatenate(logs, axis=1)
+        in_decode = np.arange(log.shape[1]) >= logs[0].shape[1]
+        request = log[0].astype(np.int64)
+        if self.order is not None:
+            request = self.order[request]
+        by_request = np.argsort(request, kind="stable")
+        return (
+            request[by_request].astype(np.int32),
+            log[1][by_request],
+            log[2][by_request].astype(np.int32),
+            in_decode[by_request],
+        )
