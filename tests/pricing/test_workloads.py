@@ -1,6 +1,9 @@
 """Whole replays against the reference under its own external timing, and what a table costs."""
 
 import json
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -86,3 +89,29 @@ def test_sessions_replay_with_a_table():
     assert report["completed_requests"] == report["workload_requests"]
     assert report["outside_table_decode_lookups"] == 0
     assert report["mean_tpot_ms"] > 13.7
+
+
+SMALL = """
+import json, sys
+import vecsim
+from tests.pricing import recorded
+timing = {"type": "table", "path": str(recorded.TABLE)}
+workload = vecsim.read_trace(recorded.WORKLOADS[3], limit=8)
+result = vecsim.replay(recorded.spec(timing), workload=workload)
+json.dump(result.requests["last_token_ms"].to_list(), sys.stdout)
+"""
+
+
+def test_plain_python_prices_the_same():
+    times = []
+    for disabled in ("0", "1"):
+        ran = subprocess.run(
+            [sys.executable, "-c", SMALL],
+            env={**os.environ, "NUMBA_DISABLE_JIT": disabled},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        times.append(json.loads(ran.stdout))
+    assert times[0] == times[1]
+    assert len(times[0]) == 8
