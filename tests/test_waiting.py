@@ -292,3 +292,15 @@ def test_sessions_or_a_graph() -> None:
     both = dataclasses.replace(by_hand(), dependencies=graph_by_hand().dependencies)
     with pytest.raises(InputError, match=r"workload.dependencies: got 'beside sessions'"):
         vecsim.replay(fleet(), workload=both)
+
+
+def test_time_series_and_windows_of_sessions() -> None:
+    whole = vecsim.replay(fleet(), workload=conversations(), timeline=True)
+    series = whole.timeline(bucket_ms=50.0)
+    tokens = whole.report["total_output_tokens"]
+    assert series["output_tokens"].sum() == pytest.approx(tokens, rel=1e-9)
+    part = vecsim.replay(fleet(), workload=conversations(), warmup_ms=200.0)
+    start = whole.requests["arrival_time_ms"].min() + 200.0
+    late = whole.requests.filter(pl.col("arrival_time_ms") >= start)
+    assert part.report["completed_requests"] == late.height
+    assert part.report["total_input_tokens"] == late["input_length"].sum()
