@@ -158,9 +158,10 @@ def test_a_time_limit_hides_the_pass_in_flight():
     assert observed(spec).kv_events["observed_at_ms"].to_list() == [100.0, 100.0, 140.0]
 
 
-def test_a_timeline_beside_it():
+@pytest.mark.parametrize("backend", ["vllm", "trtllm", "sglang"])
+def test_a_timeline_beside_it(backend):
     rows = [request(f"r{k}", 20 * k, list(range(k, k + 30)), 25) for k in range(6)]
-    spec = spec_of(rows, num_gpu_blocks=40)
+    spec = spec_of(rows, num_gpu_blocks=40, backend=backend)
     plain = vecsim.replay(spec, timeline=True)
     both = observed(spec, timeline=True)
     assert both.timeline(10.0).equals(plain.timeline(10.0))
