@@ -51,8 +51,7 @@ class Tokens(NamedTuple):
 class Columns(NamedTuple):
     """One entry a block of an event, by rank, then in the order of the log."""
 
-    rank: np.ndarray  # int32: scheduler id
-    event_id: np.ndarray  # int64, from 0 for each rank
+    event_id: np.ndarray  # int32, from 0 for each rank
     at_ms: np.ndarray  # float64: when it became visible
     removed: np.ndarray  # bool; else stored
     rootless: np.ndarray  # bool: no parent, because it is a first block, or removed
@@ -193,7 +192,6 @@ def fill_columns(words, times, hashes, before, places, columns):
         places[3, rank] += np.int64(kind in (STORED_FIRST, REMOVED_FIRST))
         row = word & _ROW_MASK
         removed = kind >= REMOVED_FIRST
-        columns.rank[to] = rank
         columns.event_id[to] = places[3, rank] - 1
         columns.removed[to] = removed
         columns.hashes[BLOCK_HASH, to] = hashes[BLOCK_HASH, row]

@@ -63,8 +63,7 @@ def cache_folder() -> Path | None:
     for source in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(source.name.encode())
         digest.update(source.read_bytes())
-    parent = os.environ.get("VECSIM_CACHE_DIR") or _user_cache()
-    folder = Path(parent) / f"kernels-{digest.hexdigest()[:20]}"
+    folder = cache_parent() / f"kernels-{digest.hexdigest()[:20]}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -72,6 +71,11 @@ def cache_folder() -> Path | None:
     except OSError:
         return None
     return folder
+
+
+def cache_parent() -> Path:
+    """The folder of all that vecsim keeps between runs: `VECSIM_CACHE_DIR`, or the user's."""
+    return Path(os.environ.get("VECSIM_CACHE_DIR") or _user_cache())
 
 
 def _user_cache() -> str:

@@ -297,6 +297,8 @@ LPM_LIMIT = np.int64(128)
 # --- chunk of a stretch: float64 [CHUNK_FIELDS, CHUNK] --------------------------------------------
 DURATIONS, PRICES, ENDS, GAPS, COUNTING = (np.int64(k) for k in range(5))
 """COUNTING is 0, 1, 2, ...: a loop over floats alone is vectorised."""
+RAW = GAPS
+"""Prices before rounding share a row with the gaps, which are known only after pricing."""
 CHUNK_FIELDS = 5
 CHUNK = 64
 """Passes of a stretch that are priced at a time."""

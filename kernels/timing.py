@@ -14,6 +14,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
+from vecsim.kernels.callback import c_caller
 from vecsim.kernels.jit import DISABLED, inner
 from vecsim.kernels.layout import (
     CAPACITY_TOKENS,
@@ -30,6 +31,7 @@ from vecsim.kernels.layout import (
     PREFILL_MODEL,
     PREFILL_RATIO,
     PRICES,
+    RAW,
 )
 
 NEAR_TIE = np.float64(0.4999)
@@ -44,43 +46,78 @@ FASTEST_VECTOR_RATIO = np.float64(1e-3)
 INVALID = np.float64(-1.0)
 """Answer of a price that is NaN, negative or too long."""
 
+PREFILL = types.float64(*[types.int64] * 4)
+"""What a prefill model is to C: (record, batch, mean isl, mean prefix) -> raw ms."""
+
+DECODE = types.float64(*[types.int64] * 5)
+"""The same of a decode model: (record, batch, sum of contexts, mean context, capacity)."""
+
+SERIES = types.int64(*[types.int64] * 5)
+"""Many decode prices at once: (record, batch, sum of contexts, count, address of float64 [count]);
+the answer is 0 where it does not know. The contexts grow by `batch` from price to price."""
+
+CODE, CODE_OF_SERIES = 0, 1
+"""A custom model is a record, int64 words in memory: the address of its function, that of its
+series (0: it has none), then whatever they keep there. They are handed the record's address."""
+
 if DISABLED:
-    _PREFILL_TYPE = ctypes.CFUNCTYPE(
-        ctypes.c_double, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64
-    )
-    _DECODE_TYPE = ctypes.CFUNCTYPE(
-        ctypes.c_double, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64
-    )
 
-    def call_prefill(address, batch, mean_isl, mean_prefix):
-        return _PREFILL_TYPE(int(address))(int(batch), int(mean_isl), int(mean_prefix))
+    def call_prefill(record, batch, mean_isl, mean_prefix):
+        code = ctypes.c_int64.from_address(int(record)).value
+        return c_caller(PREFILL)(code)(int(record), int(batch), int(mean_isl), int(mean_prefix))
 
-    def call_decode(address, batch, context_sum, mean_context, capacity):
+    def call_decode(record, batch, context_sum, mean_context, capacity):
+        code = ctypes.c_int64.from_address(int(record)).value
         arguments = (int(batch), int(context_sum), int(mean_context), int(capacity))
-        return _DECODE_TYPE(int(address))(*arguments)
+        return c_caller(DECODE)(code)(int(record), *arguments)
+
+    def call_series(record, batch, context_sum, count, out):
+        return np.int64(0)
 
 else:
 
-    def _call_through(count):
-        """Code generator: call the function at an integer address with `count` int64 arguments."""
+    def _call_through(builder, signature, args, word):
+        """Code of a call of the function whose address is in a word of the record args[0]."""
+        integer = ir.IntType(64)
+        result = ir.DoubleType() if signature.return_type is types.float64 else integer
+        function = ir.FunctionType(result, [integer] * len(args))
+        words = builder.inttoptr(args[0], integer.as_pointer())
+        code = builder.load(builder.gep(words, [ir.Constant(ir.IntType(32), word)]))
+        return code, lambda: builder.call(builder.inttoptr(code, function.as_pointer()), args)
+
+    def _call_code(context, builder, signature, args):
+        return _call_through(builder, signature, args, CODE)[1]()
+
+    @intrinsic
+    def call_prefill(typingctx, record, batch, mean_isl, mean_prefix):
+        """Price of the prefill model with that record, in ms."""
+        return PREFILL, _call_code
+
+    @intrinsic
+    def call_decode(typingctx, record, batch, context_sum, mean_context, capacity):
+        """Price of the decode model with that record, in ms."""
+        return DECODE, _call_code
+
+    @intrinsic
+    def call_series(typingctx, record, batch, context_sum, count, out):
+        """Fill the array `out` with prices; 0 where the model has no series, or does not know."""
 
         def codegen(context, builder, signature, args):
-            integer = ir.IntType(64)
-            function = ir.FunctionType(ir.DoubleType(), [integer] * count)
-            pointer = builder.inttoptr(args[0], function.as_pointer())
-            return builder.call(pointer, args[1:])
+            array = context.make_array(signature.args[-1])(context, builder, args[-1])
+            address = builder.ptrtoint(array.data, ir.IntType(64))
+            args = [*args[:-1], address]
+            code, call = _call_through(builder, signature, args, CODE_OF_SERIES)
+            known = builder.icmp_unsigned("!=", code, ir.Constant(ir.IntType(64), 0))
+            before = builder.block
+            with builder.if_then(known):
+                filled = call()
+                inside = builder.block
+            answer = builder.phi(ir.IntType(64))
+            answer.add_incoming(ir.Constant(ir.IntType(64), 0), before)
+            answer.add_incoming(filled, inside)
+            return answer
 
-        return codegen
-
-    @intrinsic
-    def call_prefill(typingctx, address, batch, mean_isl, mean_prefix):
-        """Price of the compiled prefill model at `address`, in ms."""
-        return types.float64(*[types.int64] * 4), _call_through(3)
-
-    @intrinsic
-    def call_decode(typingctx, address, batch, context_sum, mean_context, capacity):
-        """Price of the compiled decode model at `address`, in ms."""
-        return types.float64(*[types.int64] * 5), _call_through(4)
+        return types.int64(*[types.int64] * 4, out), codegen
 
 
 @inner
@@ -174,15 +211,17 @@ def decode_series(s, f, batch, context_sum, count, chunk):
         for k in range(count):
             out[k] = max(out[k], one)
         return count if one >= 0.0 else np.int64(0)
+    raw = chunk[RAW]
+    smooth = _raw_series(s, batch, context_sum, count, chunk)
     ratio = f[DECODE_RATIO]
-    vector = s[DECODE_MODEL] != MODEL_CUSTOM and (ratio <= 0.0 or ratio >= FASTEST_VECTOR_RATIO)
-    if vector and _series_vector(s[CAPACITY_TOKENS], ratio, batch, context_sum, count, chunk):
+    if smooth and (ratio <= 0.0 or ratio >= FASTEST_VECTOR_RATIO):
         prices = chunk[PRICES]
-        for k in range(count):
-            out[k] = max(out[k], prices[k])
-        return count
+        if _round_series(raw, prices, ratio, count):
+            for k in range(count):
+                out[k] = max(out[k], prices[k])
+            return count
     for k in range(count):
-        one = decode_ms(s, f, batch, context_sum + k * batch)
+        one = duration_ms(raw[k], ratio)
         if one < 0.0:
             return np.int64(k)
         out[k] = max(out[k], one)
@@ -190,22 +229,39 @@ def decode_series(s, f, batch, context_sum, count, chunk):
 
 
 @inner
-def _series_vector(capacity, ratio, batch, context_sum, count, chunk):
-    """Polynomial PRICES of the chunk without a branch; 0 when one lies so near a tie that it needs
-    care. Token counts stay exact in float64."""
-    near_ties = np.int64(0)
-    out = chunk[PRICES]
+def _raw_series(s, batch, context_sum, count, chunk):
+    """RAW of the chunk: prices before rounding. Returns whether they are all known to be usable.
+    Token counts stay exact in float64."""
+    raw = chunk[RAW]
+    if s[DECODE_MODEL] == MODEL_CUSTOM:
+        record = s[DECODE_FUNCTION]
+        if call_series(record, batch, context_sum, count, raw) != 0:
+            return np.int64(1)
+        for k in range(count):
+            total = context_sum + k * batch
+            raw[k] = call_decode(record, batch, total, total // batch, s[CAPACITY_TOKENS])
+        return np.int64(0)
     counting = chunk[COUNTING]
     step = np.float64(batch)
     context = np.float64(context_sum)
-    tokens = np.float64(capacity)
+    tokens = np.float64(s[CAPACITY_TOKENS])
     for k in range(count):
         load = min((context + counting[k] * step) / tokens, 1.0)
-        raw = max((-25.74 * (load * load) + 54.01 * load) + 5.74, 1.0)
-        ns = (raw / 1000.0) * 1e9
+        raw[k] = max((-25.74 * (load * load) + 54.01 * load) + 5.74, 1.0)
+    return np.int64(1)
+
+
+@inner
+def _round_series(raw, out, ratio, count):
+    """Durations of raw prices without a branch; 0 when one so near a tie needs more care."""
+    near_ties = np.int64(0)
+    for k in range(count):
+        seconds = raw[k] / 1000.0
+        whole = np.floor(seconds)
+        ns = (seconds - whole) * 1e9
         nearest = np.rint(ns)
         near_ties += np.int64(abs(ns - nearest) > NEAR_TIE)
-        out[k] = nearest / 1e9
+        out[k] = whole + nearest / 1e9
     if ratio > 0.0 and ratio != 1.0:
         for k in range(count):
             seconds = out[k] / ratio

@@ -30,8 +30,8 @@ class WaitingFleet(Fleet):
         super().__init__(payload)
         rank = self.workers[0].ranks[0]
         self.workload = workload
-        self.names: dict | None = {} if rank.caching else None
         self.pages = isinstance(rank, slow_sglang.Rank)
+        self.names: dict | None = {} if rank.caching or self.pages else None
         self.block_size = rank.page if self.pages else rank.block_size
         self.requests = [self._request(row, self._tokens(row)) for row in range(len(workload))]
         self.ready: list[tuple[float, int, int, int]] = []
@@ -59,7 +59,7 @@ class WaitingFleet(Fleet):
             "dp_rank": None if w.dp_rank[row] < 0 else int(w.dp_rank[row]),
         }
         if self.pages:
-            return slow_sglang.Request(row, authored, self.block_size)
+            return slow_sglang.Request(row, authored, self.block_size, self.names)
         return Request(row, authored, self.block_size, self.names)
 
     def run(self) -> None:

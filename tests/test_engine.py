@@ -19,7 +19,6 @@ from vecsim.engine import (
     ReplayRoleConfig,
     run_engine_handoff_conformance,
     run_engine_replay,
-    stored_hashes,
 )
 from vecsim.errors import InputError, NotSupportedYetError
 from vecsim.spec import load
@@ -95,6 +94,5 @@ def test_replay_by_its_reference_name():
 
 
 def test_what_is_not_built_says_so():
-    for function in (run_engine_handoff_conformance, stored_hashes):
-        with pytest.raises(NotSupportedYetError, match=f"not supported yet: {function.__name__}"):
-            function(None)
+    with pytest.raises(NotSupportedYetError, match="not supported yet: run_engine_handoff_conf"):
+        run_engine_handoff_conformance(None)

@@ -197,3 +197,11 @@ def test_one_signature_each():
         event_columns.gather_stored,
     ):
         assert len(kernel.signatures) == 1, kernel
+
+
+def test_more_blocks_than_rows():
+    workload = vecsim.Workload.from_columns([0.0] * 3, [2**30 - 1] * 3, [1] * 3)
+    spec = spec_of([], backend="sglang", block_size=1)
+    with pytest.raises(InputError) as caught:
+        observed(spec, workload=workload)
+    assert caught.value.where == "observe"

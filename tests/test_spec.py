@@ -174,7 +174,7 @@ def test_wrapped_wins_unless_only_the_bare_spec_parses():
         (
             with_rank(num_gpu_blocks=True),
             "engine.rank.num_gpu_blocks: got True, "
-            "expected a non-negative integer of at most 64 bits",
+            "expected a non-negative integer of at most 64 bits, or 'auto'",
         ),
         (
             with_rank(aic_mtp_seed=2**64),
@@ -197,7 +197,8 @@ def test_wrapped_wins_unless_only_the_bare_spec_parses():
         (
             with_rank(timing_model="fixed"),
             "engine.rank.timing_model: got 'fixed', "
-            "expected an object with 'type' one of 'polynomial', 'fixed', 'external'",
+            "expected an object with 'type' one of 'polynomial', 'fixed', 'external', 'table', "
+            "'aic', 'roofline', 'python'",
         ),
         (
             with_rank(frontend={"stages": [{"service_ms": "x"}]}),

@@ -395,16 +395,6 @@ def test_traffic_rules(traffic, field):
             "engine.rank.kv_cache_groups",
         ),
         (
-            {
-                "engine.rank.timing_model": {
-                    "type": "external",
-                    "provider": "aic",
-                    "config": {"model_path": "m", "system": "s", "backend": "vllm"},
-                }
-            },
-            "engine.rank.timing_model (external)",
-        ),
-        (
             {"adapters.placement": {"provider": "kv_aware"}},
             "adapters.placement.provider (kv_aware)",
         ),

@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     from vecsim.errors import InputError, NotSupportedYetError, SimulationError, VecsimError
     from vecsim.kv_events import stored_hashes
     from vecsim.pictures.html_report import write_report
+    from vecsim.pricing.calibrating import Calibration, calibrate
+    from vecsim.pricing.tables import TimingTable
+    from vecsim.pricing.tabulating import tabulate
     from vecsim.replaying import replay
     from vecsim.result import Result
     from vecsim.sweeps.capacity import Capacity, capacity
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
 
 # Numba and Polars are imported when first needed, so that `vecsim --version` stays quick.
 _HOMES = {
+    "Calibration": "vecsim.pricing.calibrating",
     "Capacity": "vecsim.sweeps.capacity",
     "CompiledTiming": "vecsim.timing",
     "InputError": "vecsim.errors",
@@ -33,8 +37,10 @@ _HOMES = {
     "SimulationError": "vecsim.errors",
     "SweepFrame": "vecsim.sweeps.frame",
     "SweepInterrupted": "vecsim.sweeps.running",
+    "TimingTable": "vecsim.pricing.tables",
     "VecsimError": "vecsim.errors",
     "Workload": "vecsim.workload",
+    "calibrate": "vecsim.pricing.calibrating",
     "capacity": "vecsim.sweeps.capacity",
     "compare": "vecsim.comparing",
     "pareto_front": "vecsim.sweeps.frame",
@@ -43,10 +49,12 @@ _HOMES = {
     "stored_hashes": "vecsim.kv_events",
     "sweep": "vecsim.sweeps.running",
     "synthesize": "vecsim.synthetic.generate",
+    "tabulate": "vecsim.pricing.tabulating",
     "write_report": "vecsim.pictures.html_report",
 }
 
 __all__ = [
+    "Calibration",
     "Capacity",
     "CompiledTiming",
     "InputError",
@@ -57,8 +65,10 @@ __all__ = [
     "SimulationError",
     "SweepFrame",
     "SweepInterrupted",
+    "TimingTable",
     "VecsimError",
     "Workload",
+    "calibrate",
     "capacity",
     "compare",
     "pareto_front",
@@ -67,6 +77,7 @@ __all__ = [
     "stored_hashes",
     "sweep",
     "synthesize",
+    "tabulate",
     "write_report",
 ]
 

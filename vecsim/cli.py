@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vecsim.cli_plans import add_commands
+from vecsim.cli_timing import app as timing_app
 from vecsim.cli_trace import app as trace_app
 from vecsim.errors import InputError, VecsimError
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, no_args_is_help=True)
 app.add_typer(trace_app, name="trace")
+app.add_typer(timing_app, name="timing")
 
 _UsageError: type[Exception] = typer.BadParameter.__base__  # not exported by name
 _PROGRESS_AFTER_S = 1.0

@@ -54,7 +54,105 @@ class ExternalTiming(_Open, kw_only=True, tag_field="type", tag="external"):
     config: Any = None
 
 
-TimingModel = PolynomialTiming | FixedTiming | ExternalTiming
+class TableTiming(_Closed, kw_only=True, tag_field="type", tag="table"):
+    """Prices interpolated between the points of a Parquet or CSV file (`vecsim.pricing.points`).
+
+    `deployment` chooses among several deployments in one file by its columns. Decode batches beyond
+    the largest one measured end the run, unless `extrapolate_batch`.
+    """
+
+    path: str
+    deployment: dict[str, Any] | None = None
+    extrapolate_batch: bool = False
+
+
+class AicTiming(_Closed, kw_only=True, tag_field="type", tag="aic"):
+    """Prices from the reference's performance database (needs `pip install vecsim[aic]`).
+
+    Also what `config` of the external provider "aic" holds. Names and meanings are the reference's;
+    None means its default, for `backend` that of the rank, for `tp` and `attention_dp` the sizes of
+    the engine. The memory fields concern the estimate of `num_gpu_blocks` only.
+    """
+
+    model: str
+    system: str
+    backend: Backend | None = None
+    backend_version: str | None = None
+    tp: U32 | None = None
+    pp: U32 | None = None
+    attention_dp: U32 | None = None
+    moe_tp_size: U32 | None = None
+    moe_ep_size: U32 | None = None
+    cp_size: U32 | None = None
+    dcp: U32 | None = None
+    gemm_quant_mode: str | None = None
+    moe_quant_mode: str | None = None
+    fmha_quant_mode: str | None = None
+    kvcache_quant_mode: str | None = None
+    comm_quant_mode: str | None = None
+    attention_backend: str | None = None
+    moe_backend: str | None = None
+    moe_kernel_source: str | None = None
+    enable_eplb: bool | None = None
+    wideep_num_slots: U32 | None = None
+    nextn: U32 | None = None
+    kv_block_size: UInt | None = None
+    worker_type: Stage | None = None
+    estimation_mode: str | None = None
+    database_mode: str | None = None
+    systems_path: str | None = None
+    gpu_memory_utilization: float | None = None
+    mem_fraction_static: float | None = None
+    free_gpu_memory_fraction: float | None = None
+    cuda_graph_reserved_bytes: UInt | None = None
+
+
+class RooflineTiming(_Closed, kw_only=True, tag_field="type", tag="roofline"):
+    """Prices from an analytic model of the GPU and the model (`vecsim.pricing.roofline`).
+
+    `model` is a name of `vecsim.data`'s models.toml, or the path of a Hugging Face config.json;
+    `system` is a name of its gpus.toml. The data types default to the model's own. `tp` defaults to
+    the engine's `tensor_parallel_size`, `moe_ep` to 1 and `moe_tp` to what is left of the GPUs.
+    """
+
+    model: str
+    system: str
+    tp: U32 | None = None
+    pp: U32 | None = None
+    attention_dp: U32 | None = None
+    moe_tp: U32 | None = None
+    moe_ep: U32 | None = None
+    weight_dtype: Literal["bf16", "fp8", "fp4", "int8", "int4"] | None = None
+    kv_dtype: Literal["bf16", "fp8"] | None = None
+    gpu_memory_utilization: float | None = None
+    mem_fraction_static: float | None = None
+    free_gpu_memory_fraction: float | None = None
+    cuda_graph_reserved_bytes: UInt | None = None
+
+
+class PythonTiming(_Closed, kw_only=True, tag_field="type", tag="python"):
+    """Prices from two Python functions of a module, which is imported, or of a .py file, which is
+    run: signatures as of `vecsim.CompiledTiming`.
+
+    `mode` "compile" compiles them with Numba; "tabulate" asks them once at the points of a table,
+    whatever they are made of; None compiles where that works.
+    """
+
+    module: str
+    prefill: str = "prefill"
+    decode: str = "decode"
+    mode: Literal["compile", "tabulate"] | None = None
+
+
+TimingModel = (
+    PolynomialTiming
+    | FixedTiming
+    | ExternalTiming
+    | TableTiming
+    | AicTiming
+    | RooflineTiming
+    | PythonTiming
+)
 
 
 # --- parts of a rank ------------------------------------------------------------------------------
@@ -149,11 +247,12 @@ class RankConfig(_Closed, kw_only=True):
 
     `block_size` None means the backend's default (`block_tokens`). `max_num_seqs` and
     `max_num_batched_tokens` None mean unlimited. `worker_type` and `emit_kv_events` are overwritten
-    when roles are resolved.
+    when roles are resolved. `num_gpu_blocks` "auto" is estimated from the timing model's GPU and
+    model; left out beside external timing it means that too.
     """
 
     backend: Backend = "vllm"
-    num_gpu_blocks: UInt = 16384
+    num_gpu_blocks: UInt | Literal["auto"] = 16384
     block_size: UInt | None = None
     max_model_len: UInt | None = None
     max_num_seqs: UInt | None = 256
@@ -419,5 +518,16 @@ class Payload(_Open, kw_only=True):
 
 ALIASES: dict[type, dict[str, str]] = {
     RankConfig: {"kv_bytes_per_token": "kv_transfer_bytes_per_token"},
+    AicTiming: {
+        "model_path": "model",
+        "tp_size": "tp",
+        "pp_size": "pp",
+        "attention_dp_size": "attention_dp",
+        "gemm_dtype": "gemm_quant_mode",
+        "moe_dtype": "moe_quant_mode",
+        "fmha_dtype": "fmha_quant_mode",
+        "kv_cache_dtype": "kvcache_quant_mode",
+        "comm_dtype": "comm_quant_mode",
+    },
 }
 """Other names under which a field of a struct may be written."""

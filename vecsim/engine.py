@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from vecsim.deriving import AUTO
 from vecsim.descriptors import (
     AggregatedTopology,
     Backend,
@@ -127,6 +128,10 @@ class ReplayEngineFactory:
         """The factory of one stage. Raises InputError where the role is wrong."""
         role = resolve_role(config, stage, emit_kv_events)
         check_role(role)
+        if role.rank.num_gpu_blocks == AUTO:
+            from vecsim.pricing.providers import price_role
+
+            role = price_role(role).role
         own = {"prefill": self.prefill_timing, "decode": self.decode_timing}.get(stage)
         for timing in (own, self.timing):
             if timing is not None:

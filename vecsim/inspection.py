@@ -60,8 +60,10 @@ class Inspection:
                 self.problems.pop()
                 self._refuse(node, type_, path)
             return node
-        if not isinstance(node, dict):
-            self._refuse(node, type_, path)
+        structs = all(isinstance(option, inspect.StructType) for option in options)
+        if not isinstance(node, dict) or not structs:
+            if structs or not any(_fits(node, option) for option in options):
+                self._refuse(node, type_, path)
             return node
         tag_field = options[0].tag_field
         for option in options:
@@ -169,6 +171,8 @@ def _fits(node: Any, type_: inspect.Type) -> bool:
         return isinstance(node, str)
     if isinstance(type_, inspect.LiteralType):
         return isinstance(node, str) and node in type_.values
+    if isinstance(type_, inspect.DictType):
+        return isinstance(node, dict) and all(isinstance(key, str) for key in node)
     return True
 
 
@@ -176,7 +180,9 @@ def describe(type_: inspect.Type) -> str:
     """What a field of this type accepts, in words."""
     if isinstance(type_, inspect.UnionType):
         options = [option for option in type_.types if not isinstance(option, inspect.NoneType)]
-        if len(options) > 1:
+        if len(options) > 1 and not isinstance(options[0], inspect.StructType):
+            text = ", or ".join(describe(option) for option in options)
+        elif len(options) > 1:
             tags = ", ".join(repr(option.tag) for option in options)
             text = f"an object with {options[0].tag_field!r} one of {tags}"
         else:
@@ -187,7 +193,8 @@ def describe(type_: inspect.Type) -> str:
             return "a non-negative integer of at most 64 bits"
         return f"an integer from {type_.ge} to {type_.le}"
     if isinstance(type_, inspect.LiteralType):
-        return "one of " + ", ".join(repr(value) for value in sorted(type_.values))
+        names = ", ".join(repr(value) for value in sorted(type_.values))
+        return f"one of {names}" if len(type_.values) > 1 else names
     if isinstance(type_, inspect.ListType | inspect.VarTupleType):
         return "a list"
     words = {
@@ -195,6 +202,7 @@ def describe(type_: inspect.Type) -> str:
         inspect.BoolType: "true or false",
         inspect.StrType: "a string",
         inspect.StructType: "an object",
+        inspect.DictType: "an object",
     }
     return words.get(type(type_), "a value")
 

@@ -29,7 +29,7 @@ KV_EVENTS_SCHEMA: dict[str, pl.DataType] = {
     "pool": POOL,
     "worker": pl.Int32(),
     "rank": pl.Int32(),
-    "event_id": pl.Int64(),
+    "event_id": pl.Int32(),
     "observed_at_ms": pl.Float64(),
     "kind": KIND,
     "parent_hash": pl.UInt64(),
@@ -69,11 +69,13 @@ class KvEvents:
     Attributes:
         pool: its name.
         dp_size: attention-DP ranks per worker.
+        counts: int64 [ranks], blocks of each rank.
         columns: `vecsim.kernels.event_columns.Columns`, by rank.
     """
 
     pool: str
     dp_size: int
+    counts: np.ndarray
     columns: Columns
 
 
@@ -170,8 +172,7 @@ def collect(
     starts = ends - counts[0]
     total = int(ends[-1])
     columns = Columns(
-        rank=np.empty(total, np.int32),
-        event_id=np.empty(total, np.int64),
+        event_id=np.empty(total, np.int32),
         at_ms=np.empty(total),
         removed=np.empty(total, np.bool_),
         rootless=np.empty(total, np.bool_),
@@ -182,7 +183,7 @@ def collect(
         for words in parts:
             times = words.view(np.float64)
             event_columns.fill_columns(words, times, hashes, before, places, columns)
-    return KvEvents(pool, dp_size, columns)
+    return KvEvents(pool, dp_size, counts[0], columns)
 
 
 def _tokens(workload: Workload, block_size: int) -> Tokens:
@@ -211,11 +212,12 @@ def _pool_frame(kv: KvEvents) -> pl.DataFrame:
     rootless = pl.Series("rootless", columns.rootless)
     tokens_hash, block_hash, parent_hash = (pl.Series(values) for values in columns.hashes)
     kinds = pl.Series(list(KIND.categories), dtype=KIND)
+    ranks = np.arange(len(kv.counts), dtype=np.int32)
     return pl.DataFrame(
         [
             pl.Series("pool", [kv.pool], POOL).new_from_index(0, len(removed)),
-            pl.Series("worker", columns.rank // np.int32(kv.dp_size)),
-            pl.Series("rank", columns.rank % np.int32(kv.dp_size)),
+            pl.Series("worker", np.repeat(ranks // np.int32(kv.dp_size), kv.counts)),
+            pl.Series("rank", np.repeat(ranks % np.int32(kv.dp_size), kv.counts)),
             pl.Series("event_id", columns.event_id),
             pl.Series("observed_at_ms", columns.at_ms),
             kinds.gather(removed.cast(pl.UInt32)).alias("kind"),

@@ -15,7 +15,7 @@ from vecsim.kernels import aggregated, layout, sharing
 from vecsim.kernels.layout import ForecastForest, Forest, Pools, Ranks, Requests, Workers
 from vecsim.kernels.placement import tokenize_all
 from vecsim.roles import Role
-from vecsim.timing import CompiledTiming
+from vecsim.timing import BoundTiming
 from vecsim.workload import PrefixTree, Workload
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def lower(
     authored_order: bool,
     released_by_completions: bool,
     coupled: bool,
-    timing: CompiledTiming | None,
+    timing: BoundTiming | None,
     counted: np.ndarray | None = None,
 ) -> State:
     """Arrays for a fresh run.
@@ -119,6 +119,8 @@ def lower(
     ranks = ranks_of(workers * role.dp_size, params, factors)
     requests = requests_of(workload, limit, reason, paths, order, counted)
     requests.state[layout.RANK] = placed
+    if role.rank.emit_kv_events:
+        _checked_rows(int(_blocks_of_sequences(requests, params).sum()))
     if not released_by_completions:
         requests.time[layout.RELEASED] = released
     if not coupled:
@@ -171,6 +173,20 @@ def lower(
     return dataclasses.replace(state, entries=aggregated_events, watched=watched)
 
 
+def _blocks_of_sequences(requests: Requests, params: np.ndarray) -> np.ndarray:
+    """int64 [n], most full blocks that each request can have."""
+    sequences = requests.state[layout.ISL].astype(np.int64) + requests.state[layout.LIMIT]
+    return sequences // params[layout.BLOCK_SIZE]
+
+
+def _checked_rows(rows: int) -> int:
+    """`rows`, unless they are more than 32 bits can name."""
+    if rows > layout.NEVER:
+        expected = f"at most {layout.NEVER} blocks of all requests, for KV events"
+        raise InputError("observe", rows, expected)
+    return rows
+
+
 def _queue_all(ranks: Ranks, requests: Requests, starts: np.ndarray) -> None:
     """Queue all requests, which stand rank by rank in order of arrival, at their known arrivals."""
     some = starts[1:] > starts[:-1]
@@ -199,22 +215,26 @@ def sglang_rooms(ranks: Ranks, starts: np.ndarray) -> tuple[Ranks, Forest]:
 
 
 def _watched_sglang(state: State, paths: sharing.Paths, role: Role) -> State:
-    """The state of SGLang ranks whose pages get rows, by which KV events name them."""
+    """The state of SGLang ranks whose pages get rows, by which KV events name them: those of the
+    prefix tree first, then of each request the pages behind its path."""
     from vecsim.kernels import aggregated_sglang_belady_events, aggregated_sglang_events
     from vecsim.kv_events import Watched, words_a_pass
 
     entries = aggregated_sglang_events
     if isinstance(state.pools, ForecastForest):
         entries = aggregated_sglang_belady_events
-    columns = state.requests.state
-    covered = columns[layout.SHARED].copy()
-    named = state.requests._replace(path_rows=np.zeros(len(paths.nodes), np.int32))
-    state.ranks.fields[:, layout.SINGLE_COPIES] = 1
-    instances = np.zeros(len(state.ranks.fields), np.int64)
-    rows = aggregated.prepare(state.ranks, named, paths, instances, np.zeros(0, np.int32))
-    columns[layout.SHARED] = covered
-    watched = Watched(named, int(rows), words_a_pass(instances, state.ranks, role.dp_size))
-    return dataclasses.replace(state, entries=entries, watched=watched)
+    columns, fields = state.requests.state, state.ranks.fields
+    per_node = paths.blocks_per_node[0]
+    pages = _blocks_of_sequences(state.requests, fields[0])
+    own = np.maximum(pages - paths.covered, 0)
+    first = len(paths.marks) * per_node
+    rows = _checked_rows(int(first + own.sum())) if role.rank.enable_prefix_caching else 0
+    columns[layout.OWN_FROM] = paths.covered
+    columns[layout.OWN_ROWS] = first + np.cumsum(own) - own
+    named = state.requests._replace(path_rows=paths.nodes * np.int32(per_node))
+    instances = np.bincount(columns[layout.RANK], weights=pages, minlength=len(fields))
+    words = words_a_pass(instances.astype(np.int64), state.ranks, role.dp_size)
+    return dataclasses.replace(state, entries=entries, watched=Watched(named, rows, words))
 
 
 def grown_forest(forest: Forests, ranks: Ranks) -> Forests:
@@ -306,7 +326,7 @@ def output_limits(workload: Workload, rank: RankConfig) -> tuple[np.ndarray, np.
 
 
 def params_of(
-    role: Role, longest: int, eviction: str, timing: CompiledTiming | None
+    role: Role, longest: int, eviction: str, timing: BoundTiming | None
 ) -> tuple[np.ndarray, np.ndarray]:
     """Parameters of one rank: int64 [PARAMS], float64 [FACTORS]."""
     rank = role.rank

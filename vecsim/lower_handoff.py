@@ -19,7 +19,7 @@ from vecsim.kernels.handoff import Handoff, Side
 from vecsim.kernels.layout import Ranks, Requests
 from vecsim.roles import Role
 from vecsim.simulation import new_scratch
-from vecsim.timing import CompiledTiming
+from vecsim.timing import BoundTiming
 from vecsim.workload import Workload
 
 _INSTANTS_A_CALL = 100_000
@@ -50,7 +50,7 @@ def lower_handoff(
     authored_order: bool,
     max_in_flight: int | None,
     horizon_ms: float,
-    timings: tuple[CompiledTiming | None, CompiledTiming | None],
+    timings: tuple[BoundTiming | None, BoundTiming | None],
     record_segments: bool,
     counted: np.ndarray | None = None,
 ) -> HandoffState:
@@ -113,7 +113,7 @@ def _side(
     workload: Workload,
     order: np.ndarray | None,
     workers: int,
-    timing: CompiledTiming | None,
+    timing: BoundTiming | None,
     counted: np.ndarray | None,
 ) -> Side:
     limit, reason, longest = lower.output_limits(workload, role.rank)

@@ -13,7 +13,14 @@ from vecsim.checks import (
     present,
     refuse,
 )
-from vecsim.descriptors import FixedTiming, KvCacheGroup, RankConfig
+from vecsim.deriving import AUTO
+from vecsim.descriptors import (
+    FixedTiming,
+    KvCacheGroup,
+    PolynomialTiming,
+    PythonTiming,
+    RankConfig,
+)
 from vecsim.inspection import MAX_UINT64
 from vecsim.roles import Role
 
@@ -55,7 +62,11 @@ def check_role(role: Role) -> None:
 
 
 def _check_pool(path: str, rank: RankConfig) -> None:
-    positive(f"{path}.num_gpu_blocks", rank.num_gpu_blocks)
+    if rank.num_gpu_blocks != AUTO:
+        positive(f"{path}.num_gpu_blocks", rank.num_gpu_blocks)
+    elif isinstance(rank.timing_model, PolynomialTiming | FixedTiming | PythonTiming):
+        expected = "a number of blocks: the timing model names no GPU and no model"
+        refuse(f"{path}.num_gpu_blocks", AUTO, expected)
     least = 1 if rank.backend == "sglang" else 2
     if rank.block_tokens < least:
         refuse(f"{path}.block_size", rank.block_size, f"at least {least} for {rank.backend}")

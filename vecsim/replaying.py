@@ -6,22 +6,24 @@ import dataclasses
 import math
 import os
 import time
+import warnings
 
 import numpy as np
 
 from vecsim.columns import positive_int
 from vecsim.descriptors import Payload, Tokenization
-from vecsim.errors import InputError, NotSupportedYetError
+from vecsim.errors import InputError, NotSupportedYetError, SimulationError
 from vecsim.kernels import layout
 from vecsim.lower import lower
 from vecsim.measuring import Measured, check_windows, measured_of
 from vecsim.outcome import Outcome
+from vecsim.pricing.providers import TimingWarning, price_role
 from vecsim.result import Result
 from vecsim.roles import Role, resolve
 from vecsim.sessions import session_cap
 from vecsim.simulation import Progress, RunOptions, simulate
 from vecsim.spec import Source, defaulted, load
-from vecsim.timing import CompiledTiming, check_timing
+from vecsim.timing import BoundTiming, PassTiming, check_timing
 from vecsim.validation import check_supported, validate
 from vecsim.workload import Workload
 
@@ -30,9 +32,9 @@ def replay(
     source: Source,
     *,
     workload: Workload | None = None,
-    timing: CompiledTiming | None = None,
-    prefill_timing: CompiledTiming | None = None,
-    decode_timing: CompiledTiming | None = None,
+    timing: PassTiming | None = None,
+    prefill_timing: PassTiming | None = None,
+    decode_timing: PassTiming | None = None,
     threads: int | None = None,
     progress: bool | Progress = False,
     timeline: bool = False,
@@ -45,7 +47,8 @@ def replay(
     Args:
         source: the descriptor: a dict, the path of a YAML or JSON file, `ReplaySpec` or `Payload`.
         workload: requests; replaces those of the descriptor.
-        timing, prefill_timing, decode_timing: custom pass prices, for all roles or for one stage.
+        timing, prefill_timing, decode_timing: pass prices (`CompiledTiming` or `TimingTable`) that
+            replace the descriptor's, for all roles or for one stage.
         threads: worker threads; None = one a core. Results do not depend on it.
         progress: True prints a progress line to stderr; a function is called with (requests ended,
             requests) now and then.
@@ -62,6 +65,9 @@ def replay(
         InputError: a malformed or impossible descriptor, workload or argument.
         NotSupportedYetError: a valid one that needs a feature that is not built.
         SimulationError: a timing model gave an unusable duration.
+
+    Warns:
+        TimingWarning: passes outside the range of a timing table were priced by extrapolation.
     """
     started = time.perf_counter()
     for name, model in (
@@ -84,17 +90,20 @@ def replay(
         raise NotSupportedYetError("observe", f"{observe} of a prefill/decode fleet")
     progress = _progress(progress)
     threads = thread_count(threads)
+    given = {"prefill": prefill_timing or timing, "decode": decode_timing or timing}
+    priced = tuple(price_role(role, given.get(role.stage, timing)) for role in roles)
+    roles = tuple(one.role for one in priced)
     if workload is None:
         workload = authored_workload(payload)
     else:
         workload = _checked_workload(workload, roles, payload)
     _check_waits(payload, workload, roles)
     _check_services(payload.tokenization, workload)
-    outcome, measured = _run(
+    outcome, measured, outside = _run(
         payload,
         workload,
         roles,
-        (timing, prefill_timing, decode_timing),
+        tuple(one.timing for one in priced),
         threads,
         progress,
         timeline,
@@ -102,7 +111,15 @@ def replay(
     )
     wall_time_ms = (time.perf_counter() - started) * 1000.0
     return Result(
-        payload, workload, outcome, roles, defaulted(source), wall_time_ms, measured=measured
+        payload,
+        workload,
+        outcome,
+        roles,
+        defaulted(source),
+        wall_time_ms,
+        measured=measured,
+        priced=priced,
+        outside=outside,
     )
 
 
@@ -119,8 +136,8 @@ def authored_workload(payload: Payload) -> Workload:
 
 def _check_stages(
     roles: tuple[Role, ...],
-    prefill_timing: CompiledTiming | None,
-    decode_timing: CompiledTiming | None,
+    prefill_timing: PassTiming | None,
+    decode_timing: PassTiming | None,
 ) -> None:
     """Refuse the price of a stage that the topology does not have."""
     stages = {"prefill_timing": prefill_timing, "decode_timing": decode_timing}
@@ -226,12 +243,12 @@ def _run(
     payload: Payload,
     workload: Workload,
     roles: tuple[Role, ...],
-    timings: tuple[CompiledTiming | None, CompiledTiming | None, CompiledTiming | None],
+    timings: tuple[PassTiming | None, ...],
     threads: int,
     progress: Progress | None,
     timeline: bool,
     windows: tuple[float, float],
-) -> tuple[Outcome, Measured | None]:
+) -> tuple[Outcome, Measured | None, tuple[int, int] | None]:
     spec = payload.spec
     max_in_flight = spec.max_in_flight
     authored_order = False
@@ -243,8 +260,19 @@ def _run(
         tokenization = None
     horizon = np.inf if spec.max_sim_time_ms is None else spec.max_sim_time_ms
     options = RunOptions(max_in_flight, False, tokenization, horizon, threads, progress, timeline)
-    run = _run_aggregated if roles[0].stage == "aggregated" else _run_disaggregated
-    outcome = run(payload, workload, roles, timings, options, authored_order, None)
+    replay_pools = _run_aggregated if roles[0].stage == "aggregated" else _run_disaggregated
+    bounds: tuple[BoundTiming | None, ...] = ()
+
+    def run(counted: np.ndarray | None) -> Outcome:
+        nonlocal bounds
+        bounds = tuple(None if timing is None else timing.bind() for timing in timings)
+        try:
+            return replay_pools(payload, workload, roles, bounds, options, authored_order, counted)
+        except SimulationError as error:
+            refusals = [bound.refusal for bound in bounds if bound is not None]
+            raise SimulationError(next(filter(None, refusals), str(error))) from None
+
+    outcome = run(None)
     measured = measured_of(outcome.arrival_ms, *windows)
     counted = outcome.status == layout.COMPLETED
     if measured is not None:
@@ -252,15 +280,19 @@ def _run(
     if np.any(outcome.output_length[~counted] > 1):
         # Gaps count for completed requests only, and who completes is known only now.
         options = dataclasses.replace(options, progress=None)
-        outcome = run(payload, workload, roles, timings, options, authored_order, counted)
-    return outcome, measured
+        outcome = run(counted)
+    outside = _outside(bounds)
+    if outside is not None and any(outside):
+        message = "passes outside the timing table are extrapolated; outside_table_* counts them"
+        warnings.warn(message, TimingWarning, stacklevel=3)
+    return outcome, measured, outside
 
 
 def _run_aggregated(
     payload: Payload,
     workload: Workload,
     roles: tuple[Role, ...],
-    timings: tuple[CompiledTiming | None, ...],
+    timings: tuple[BoundTiming | None, ...],
     options: RunOptions,
     authored_order: bool,
     counted: np.ndarray | None,
@@ -301,7 +333,7 @@ def _run_disaggregated(
     payload: Payload,
     workload: Workload,
     roles: tuple[Role, ...],
-    timings: tuple[CompiledTiming | None, ...],
+    timings: tuple[BoundTiming | None, ...],
     options: RunOptions,
     authored_order: bool,
     counted: np.ndarray | None,
@@ -310,7 +342,6 @@ def _run_disaggregated(
     from vecsim.lower_handoff import lower_handoff
     from vecsim.simulation_handoff import simulate_handoff
 
-    shared, prefill, decode = timings
     state = lower_handoff(
         roles,
         payload.spec.topology,
@@ -319,8 +350,15 @@ def _run_disaggregated(
         authored_order=authored_order,
         max_in_flight=options.max_in_flight,
         horizon_ms=options.horizon_ms,
-        timings=(prefill or shared, decode or shared),
+        timings=timings,
         record_segments=options.record_segments,
         counted=counted,
     )
     return simulate_handoff(state, roles, options.progress, options.tokenization is not None)
+
+
+def _outside(bounds: tuple[BoundTiming | None, ...]) -> tuple[int, int] | None:
+    """Prefill and decode look-ups of all roles outside their tables; None without a table."""
+    counts = [bound.outside for bound in bounds if bound is not None]
+    counts = [count for count in counts if count is not None]
+    return tuple(map(sum, zip(*counts, strict=True))) if counts else None

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from vecsim.kernels import layout
 from vecsim.outcome import GapDistribution, Outcome, PoolOutcome
+
+if TYPE_CHECKING:
+    from vecsim.pricing.providers import Priced
 
 PERCENTILES = (("median", 50), ("p75", 75), ("p90", 90), ("p95", 95), ("p99", 99))
 STATISTICS = ("mean", "min", "max", *(name for name, _ in PERCENTILES), "std")
@@ -292,6 +295,23 @@ def _pool(pool: PoolOutcome | None, end_ms: float) -> dict:
         "pool_mean_kv_usage": float(pool.kv_block_ms.sum()) / block_ms if block_ms else None,
         "pool_passes": int(pool.passes.sum()),
     }
+
+
+def timing_fields(priced: tuple[Priced, ...], outside: tuple[int, int] | None) -> dict:
+    """What a timing table and an estimate of KV blocks add to the report.
+
+    Args:
+        priced: roles with the estimates of their blocks.
+        outside: prefill and decode look-ups outside the table's range, or None without a table.
+    """
+    fields: dict = {}
+    for one in priced:
+        if one.capacity is not None:
+            side = "prefill" if one.role.stage == "prefill" else "decode"
+            fields[f"{side}_derived_num_gpu_blocks"] = one.capacity.num_gpu_blocks
+    if outside is not None:
+        fields["outside_table_prefill_lookups"], fields["outside_table_decode_lookups"] = outside
+    return fields
 
 
 def backlog_growing(outcome: Outcome) -> bool | None:

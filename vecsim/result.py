@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from vecsim.descriptors import Payload
     from vecsim.outcome import Outcome
     from vecsim.pictures.charts import ResultPlots
+    from vecsim.pricing.providers import Priced
     from vecsim.roles import Role
     from vecsim.workload import Workload
 
@@ -133,6 +134,10 @@ _SUMMARY_SCALARS = (
     ("pool busy", "of the time", "decode_pool_busy_ratio", ".5f"),
     ("KV use", "of the blocks", "decode_pool_mean_kv_usage", ".5f"),
     ("GPU hours", "h", "gpu_hours", ",.4f"),
+    ("prefill KV blocks, derived", "a rank", "prefill_derived_num_gpu_blocks", ",d"),
+    ("KV blocks, derived", "a rank", "decode_derived_num_gpu_blocks", ",d"),
+    ("prefills outside the table", "look-ups", "outside_table_prefill_lookups", ",d"),
+    ("decodes outside the table", "look-ups", "outside_table_decode_lookups", ",d"),
 )
 
 
@@ -149,6 +154,8 @@ class Result:
         wall_time_ms: host time of the run (ms); the only number here that is not simulated.
         source: where the workload came from, echoed in `effective_config`.
         measured: what the report covers, where there is a warm-up or cool-down; None = everything.
+        priced: the roles with their timing models and the estimates of their KV blocks.
+        outside: prefill and decode look-ups outside a timing table's range; None without a table.
     """
 
     payload: Payload
@@ -159,6 +166,8 @@ class Result:
     wall_time_ms: float
     source: dict[str, Any] = field(default_factory=dict)
     measured: Measured | None = None
+    priced: tuple[Priced, ...] = ()
+    outside: tuple[int, int] | None = None
 
     @cached_property
     def _latencies(self) -> metrics.Latencies:
@@ -185,6 +194,7 @@ class Result:
             report["excluded_requests"] = int((~self.measured.rows).sum())
         if self._plays is not None:
             report.update(trajectory_fields(self._plays))
+        report.update(metrics.timing_fields(self.priced, self.outside))
         return report
 
     @cached_property
@@ -263,6 +273,7 @@ class Result:
             "payload": payload,
             "defaulted": list(self.defaulted),
             "roles": [_role_dict(role) for role in self.roles],
+            **_timing_dict(self.priced),
             "workload": {"requests": len(self.outcome.status), **self.source},
         }
 
@@ -345,14 +356,21 @@ class Result:
         """One line: what ran, how much of virtual time it took, and how long the host needed."""
         fleet = ", ".join(
             f"{pool.workers} x {role.stage} {role.backend} (dp {role.dp_size}, "
-            f"{role.total_blocks:,} blocks of {role.rank.block_tokens} tokens a rank)"
-            for pool, role in zip(self.outcome.pools, self.roles, strict=True)
+            f"{role.total_blocks:,}{derived} blocks of {role.rank.block_tokens} tokens a rank)"
+            for pool, role, derived in zip(
+                self.outcome.pools, self.roles, self._derived(), strict=True
+            )
         )
         simulated_s, wall_s = self.outcome.end_ms / 1000.0, self.wall_time_ms / 1000.0
         return (
             f"{len(self.outcome.status):,} requests on {fleet}: "
             f"{simulated_s:,.1f} s simulated in {wall_s:,.3f} s"
         )
+
+    def _derived(self) -> list[str]:
+        """For each role, a word where its block count was estimated."""
+        estimated = {one.role.stage for one in self.priced if one.capacity is not None}
+        return [" derived" if role.stage in estimated else "" for role in self.roles]
 
     def summary(self) -> Group:
         """The main numbers with their units, as Rich tables."""
@@ -658,6 +676,19 @@ def _role_dict(role: Role) -> dict[str, Any]:
         "total_blocks": role.total_blocks,
         "block_tokens": role.rank.block_tokens,
     }
+
+
+def _timing_dict(priced: tuple[Priced, ...]) -> dict[str, Any]:
+    """What timing models and estimates of KV blocks rest on, by stage, where there are any."""
+    described: dict[str, Any] = {}
+    for one in priced:
+        stage = str(one.role.stage)
+        metadata = getattr(one.timing, "metadata", None)
+        if metadata:
+            described.setdefault("timing", {})[stage] = dict(metadata)
+        if one.capacity is not None:
+            described.setdefault("kv_capacity", {})[stage] = one.capacity.to_dict()
+    return described
 
 
 def _summary(report: dict) -> Group:

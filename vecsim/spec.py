@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 from msgspec import inspect
 
+from vecsim.deriving import derive
 from vecsim.descriptors import ALIASES, Payload, ReplaySpec
 from vecsim.documents import join, read_document
 from vecsim.errors import MISSING, InputError
@@ -50,8 +51,11 @@ def load(source: Source) -> Payload:
     envelope, inspection = _inspect(authored)
     payload = None
     if not inspection.problems:
+        structs = isinstance(source, Payload | ReplaySpec)
+        written = _wrap(_written(source)) if structs else envelope
+        derived = {**envelope, "spec": derive(envelope["spec"], written["spec"])}
         with contextlib.suppress(msgspec.ValidationError):
-            payload = msgspec.convert(envelope, Payload)
+            payload = msgspec.convert(derived, Payload)
     if payload is None:
         payload, envelope = _convert_slowly(authored)
     _require_explicit_blocks(envelope["spec"])

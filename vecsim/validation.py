@@ -22,6 +22,7 @@ from vecsim.checks import (
     refuse,
     unicode_text,
 )
+from vecsim.deriving import AUTO
 from vecsim.descriptors import (
     AggregatedTopology,
     DisaggregatedTopology,
@@ -38,6 +39,7 @@ from vecsim.errors import MISSING, NotSupportedYetError
 from vecsim.inspection import MAX_UINT64
 from vecsim.rank_checks import check_role, transfer_ms
 from vecsim.roles import Role, resolve
+from vecsim.timing_checks import check_timing_model
 from vecsim.traffic_checks import check_traffic
 
 PLACEMENT_PROVIDERS = (
@@ -151,6 +153,8 @@ def _check_state_cache(path: str, rank: RankConfig) -> None:
         refuse(f"{path}.kv_cache_bytes_per_token", rank.kv_cache_bytes_per_token, expected)
     if unit is not None and (unit <= 0 or rank.block_size % unit):
         refuse(f"{path}.prefix_match_unit", unit, f"a divisor of block_size ({rank.block_size})")
+    if rank.num_gpu_blocks == AUTO:
+        refuse(f"{path}.num_gpu_blocks", AUTO, "a number of blocks beside state_cache")
     least = -(-cache.bytes_per_request // block_bytes) + 1
     if rank.num_gpu_blocks < least:
         expected = f"at least {least} blocks: one of tokens and one request's state"
@@ -159,7 +163,9 @@ def _check_state_cache(path: str, rank: RankConfig) -> None:
 
 def _check_external_timing(spec: ReplaySpec, roles: tuple[Role, ...]) -> None:
     for role in roles:
-        _check_external(f"{role.path}.rank.timing_model", role.rank.timing_model)
+        where = f"{role.path}.rank.timing_model"
+        _check_external(where, role.rank.timing_model)
+        check_timing_model(where, role)
     if spec.encoder is not None:
         where = "encoder.timing_model"
         present(where, spec.encoder.timing_model, "a timing model that prices vision batches")
@@ -409,7 +415,7 @@ def _host_tier_shape(role: Role) -> list[tuple[str, Any, str]]:
 def _check_durations(role: Role) -> None:
     """Refuse prices that no pass could be charged: durations of 2**64 seconds and more."""
     rank, path = role.rank, f"{role.path}.rank"
-    if isinstance(rank.timing_model, ExternalTiming):
+    if not isinstance(rank.timing_model, PolynomialTiming | FixedTiming):
         return
     fixed = rank.timing_model if isinstance(rank.timing_model, FixedTiming) else None
     if role.stage != "decode":
@@ -457,7 +463,6 @@ _BUILT_PAYLOAD: dict[str, tuple[Any, ...]] = {
 }
 _BUILT_RANK: dict[str, tuple[Any, ...]] = {
     "backend": ("vllm", "sglang", "trtllm"),
-    "timing_model": (PolynomialTiming, FixedTiming),
     "aic_nextn": (None,),
     "native_host_offload": (None,),
     "g3_offload": (None,),

@@ -36,7 +36,7 @@ from vecsim.lower import (
 from vecsim.roles import Role
 from vecsim.selection import take
 from vecsim.sessions import Dependencies, Sessions
-from vecsim.timing import CompiledTiming
+from vecsim.timing import BoundTiming
 from vecsim.workload import Workload
 
 _MOST_ROWS = 2**31 - 1
@@ -48,7 +48,7 @@ def lower_waiting(
     workers: int,
     *,
     session_cap: int | None,
-    timing: CompiledTiming | None,
+    timing: BoundTiming | None,
     counted: np.ndarray | None = None,
 ) -> State:
     """Arrays for a fresh run of a workload with sessions or dependencies.

@@ -2,10 +2,11 @@
 
     VECSIM_TRACES=... python -m tests.benchmarks.core [--reference PYTHON]
 
-For each case: from the columns of a Workload to finished columns, requests frame and report, on one
-thread; "first" interns the prefixes anew, "later" finds them interned. Beside it the time with all
-threads and, given the Python that has the reference, the reference's own wall_time_ms in the same
-run. The least of several rounds counts, because shared machines drift; ratios mean more than times.
+For each case: from the columns of a Workload to finished columns, requests frame and report, and to
+the frame of KV events where they are observed, on one thread; "first" interns the prefixes anew,
+"later" finds them interned. Beside it the time with all threads and, given the Python that has the
+reference, the reference's own wall_time_ms in the same run, always without KV events. The least of
+several rounds counts, because shared machines drift; ratios mean more than times.
 """
 
 from __future__ import annotations
@@ -36,17 +37,23 @@ class Case:
     hash_ids: bool = True
     rows: int | None = None
     rank: dict[str, Any] = dataclasses.field(default_factory=dict)
+    observe: str | None = None
 
+
+ROOFLINE = {"type": "roofline", "model": "meta-llama/Meta-Llama-3.1-8B", "system": "h100_sxm"}
+"""Becomes a table of 250,000 points; the reference does not know it."""
 
 CASES = (
     Case("16 workers, lengths only", 16, hash_ids=False),
     Case("16 workers, hash ids", 16),
+    Case("16 workers, KV events", 16, observe="kv_events"),
     Case("4 workers, hash ids", 4),
     Case("overload: 3,000 rows, 1 worker", 1, rows=3000),
     Case("16 workers, block size 16", 16, rank={"block_size": 16, "num_gpu_blocks": 65536}),
     Case("16 workers, block size 512", 16, rank={"block_size": 512, "num_gpu_blocks": 2048}),
     Case("16 workers, TensorRT-LLM", 16, rank={"backend": "trtllm"}),
     Case("16 workers, SGLang", 16, rank={"backend": "sglang", "num_gpu_blocks": 1 << 20}),
+    Case("16 workers, a timing table", 16, rank={"timing_model": ROOFLINE}),
 )
 
 
@@ -64,8 +71,9 @@ def spec_of(case: Case) -> dict[str, Any]:
 def seconds(case: Case, workload: Workload, threads: int | None) -> float:
     """One replay with its frame and report."""
     started = time.perf_counter()
-    result = replay(spec_of(case), workload=workload, threads=threads)
+    result = replay(spec_of(case), workload=workload, threads=threads, observe=case.observe)
     assert result.requests.height == len(workload)
+    assert case.observe is None or result.kv_events.height > len(workload)
     assert result.report["num_requests"] == len(workload)
     return time.perf_counter() - started
 
@@ -122,7 +130,7 @@ def main() -> None:
             workload = workload.lengths_only()
         first, later, threaded = measure(case, workload)
         line = f"{case.name:32}{first:>7.1f} ms{later:>7.1f} ms{threaded:>7.1f} ms"
-        if reference is not None:
+        if reference is not None and "timing_model" not in case.rank:
             theirs = reference_ms(reference, case, workload, trace)
             later = min(later, min(seconds(case, workload, 1) for _ in range(ROUNDS)) * 1e3)
             line += f"{theirs:>9.0f} ms{theirs / first:>8.0f}{theirs / later:>6.0f}"

@@ -17,6 +17,7 @@ KINDS = {
     "vllm_planned": ("vllm planned output", ("planned", "small_pool"), ()),
     "trtllm": ("TensorRT-LLM", ("trtllm",), ()),
     "sglang": ("SGLang independent", ("sglang", "small_pool"), ("closed_loop",)),
+    "sglang_belady": ("SGLang by forecast", ("sglang", "belady", "small_pool"), ()),
     "sglang_coupled": ("SGLang coupled", ("sglang", "dp", "closed_loop"), ()),
 }
 

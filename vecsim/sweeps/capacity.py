@@ -19,7 +19,7 @@ from vecsim.sweeps.evaluating import Evaluator, prepare
 from vecsim.sweeps.frame import SweepFrame, pool_prices, sweep_frame
 from vecsim.sweeps.ladder import Ladder
 from vecsim.sweeps.verdict import Bound, read_slo, shortfall
-from vecsim.timing import CompiledTiming, check_timing
+from vecsim.timing import PassTiming, check_timing
 from vecsim.workload import Workload
 
 Row = dict[str, Any]
@@ -123,9 +123,9 @@ def capacity(
     gpu_hour_price: float | Mapping[str, float] | None = None,
     tolerance: float = 0.01,
     saturation: bool = True,
-    timing: CompiledTiming | None = None,
-    prefill_timing: CompiledTiming | None = None,
-    decode_timing: CompiledTiming | None = None,
+    timing: PassTiming | None = None,
+    prefill_timing: PassTiming | None = None,
+    decode_timing: PassTiming | None = None,
     threads: int | None = None,
     progress: Callable[[Row], None] | None = None,
 ) -> Capacity:

@@ -52,6 +52,7 @@ def read_plan(path: str | os.PathLike[str], keys: tuple[str, ...]) -> dict[str, 
     if not isinstance(tree, dict):
         raise InputError(path.name, tree, f"a mapping with some of {', '.join(keys)}")
     _check_keys(path.name, tree, keys)
+    tree = _with_table_paths(tree, path.parent)
     if "axes" in keys and "axes" not in tree:
         raise InputError(f"{path.name}, axes", MISSING, "axes, or a list of points")
     arguments = {name: tree[name] for name in keys if name in tree and name not in _COMMON[:2]}
@@ -65,6 +66,24 @@ def _check_keys(where: str, tree: dict[str, Any], keys: tuple[str, ...]) -> None
         if key not in keys:
             near = difflib.get_close_matches(str(key), keys, n=1, cutoff=0.0)[0]
             raise InputError(f"{where}, {key}", tree[key], f"a known key; the nearest is {near}")
+
+
+def _with_table_paths(tree: Any, folder: Path) -> Any:
+    """The plan with the paths of timing tables taken from its folder."""
+    if isinstance(tree, list):
+        return [_with_table_paths(value, folder) for value in tree]
+    if not isinstance(tree, dict):
+        return tree
+    tree = {name: _with_table_paths(value, folder) for name, value in tree.items()}
+    for name, value in tree.items():
+        of_table = name == "path" and tree.get("type") == "table"
+        if not of_table and not str(name).endswith("timing_model.path"):
+            continue
+        if isinstance(value, str):
+            tree[name] = str(folder / value)
+        elif isinstance(value, list):
+            tree[name] = [str(folder / one) if isinstance(one, str) else one for one in value]
+    return tree
 
 
 def _spec(path: Path, spec: Any) -> Any:

@@ -19,6 +19,7 @@ import polars as pl
 
 from vecsim.errors import InputError
 from vecsim.files import replace_file
+from vecsim.pricing.tables import TimingTable
 from vecsim.replaying import thread_count
 from vecsim.spec import Source
 from vecsim.sweeps.axes import Point, points_of
@@ -26,7 +27,7 @@ from vecsim.sweeps.evaluating import Evaluator, Setup, prepare
 from vecsim.sweeps.frame import SweepFrame, pool_prices, sweep_frame
 from vecsim.sweeps.memory import freed_memory_kept
 from vecsim.sweeps.verdict import read_slo
-from vecsim.timing import CompiledTiming, check_timing
+from vecsim.timing import CompiledTiming, PassTiming, check_timing
 from vecsim.workload import Workload
 
 EXECUTORS = ("threads", "ray")
@@ -60,9 +61,9 @@ def sweep(
     constraints: Sequence[str] = (),
     slo: Mapping[str, Any] | None = None,
     gpu_hour_price: float | Mapping[str, float] | None = None,
-    timing: CompiledTiming | None = None,
-    prefill_timing: CompiledTiming | None = None,
-    decode_timing: CompiledTiming | None = None,
+    timing: PassTiming | None = None,
+    prefill_timing: PassTiming | None = None,
+    decode_timing: PassTiming | None = None,
     executor: str = "threads",
     threads: int | None = None,
     progress: bool | Report = False,
@@ -276,6 +277,9 @@ def fingerprint(
             if isinstance(value, np.ndarray):
                 digest.update(name.encode() + np.ascontiguousarray(value).tobytes())
         digest.update(str(setup.workload.block_tokens).encode())
+    for name in sorted(_table_paths(described["tree"]) | _table_paths(described["points"])):
+        if Path(name).is_file():
+            digest.update(Path(name).read_bytes())
     traffic = setup.tree.get("traffic") or {}
     for name in [traffic.get("trace_path"), *(traffic.get("trace_paths") or [])]:
         if name is not None and Path(name).is_file():
@@ -283,9 +287,27 @@ def fingerprint(
     return digest.hexdigest()
 
 
+def _table_paths(tree: Any) -> set[str]:
+    """Paths of the timing tables anywhere in a tree, or given by a field path of their own."""
+    found: set[str] = set()
+    if isinstance(tree, Mapping):
+        if tree.get("type") == "table":
+            found.add(str(tree.get("path")))
+        for name, value in tree.items():
+            if isinstance(value, str) and str(name).endswith("timing_model.path"):
+                found.add(value)
+            found |= _table_paths(value)
+    elif isinstance(tree, list | tuple):
+        for value in tree:
+            found |= _table_paths(value)
+    return found
+
+
 def _describe(value: Any) -> Any:
     if isinstance(value, CompiledTiming):
         return [_code(value.prefill), _code(value.decode)]
+    if isinstance(value, TimingTable):
+        return value.digest
     return repr(value)
 
 

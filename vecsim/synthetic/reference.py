@@ -7,6 +7,7 @@ import math
 
 import numpy as np
 
+from vecsim.deriving import AUTO
 from vecsim.descriptors import AggregatedTopology, ReplaySpec, Traffic
 from vecsim.errors import InputError
 from vecsim.roles import Role, resolve
@@ -86,6 +87,10 @@ def _load(traffic: Traffic, cap: int | None) -> float:
 
 def _kv_concurrency(traffic: Traffic, spec: ReplaySpec, role: Role) -> int:
     """The cap that fills `kv_load_ratio` of the (decode) pool's KV capacity (section 5.5)."""
+    if role.rank.num_gpu_blocks == AUTO:
+        from vecsim.pricing.providers import price_role
+
+        role = price_role(role).role
     tokens = role.rank.num_gpu_blocks * role.rank.block_tokens * role.dp_size * _workers(spec)
     capacity = tokens // max(1, traffic.isl + traffic.osl // 2)
     return max(1, math.floor(traffic.kv_load_ratio * capacity))

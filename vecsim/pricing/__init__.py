@@ -1,0 +1,1 @@
+"""What a pass costs on a given machine: tables, estimators, an analytic model, KV capacity."""
