@@ -366,6 +366,7 @@ class Fleet:
         if w.idle_passes > IDLE_PASS_LIMIT:
             raise Endless
         for _, p in w.flight:
+            self.settled += p.waits
             for q in p.settled:
                 self._settle(self.handoffs[q.index], pool, *q.verdict)
         return effect
@@ -422,11 +423,11 @@ class Fleet:
         for pool in self.pools:
             for w in pool.workers:
                 for r in w.ranks:
-                    pending = getattr(r, "pending", [])
-                    head = next(iter(r.waiting or pending), None)
-                    if head is None:
+                    lists = [r.waiting, getattr(r, "ready", []), getattr(r, "pending", [])]
+                    blocked = next((queue for queue in lists if queue), None)
+                    if blocked is None:
                         continue
-                    (r.waiting or pending).remove(head)
+                    head = blocked.pop(0)
                     decode = pool is self.pools[DECODE]
                     h = self.handoffs[head.index]
                     if decode:

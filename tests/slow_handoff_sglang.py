@@ -21,6 +21,8 @@ class SglangSource(Rank):
         return not (self.has_work() or self.held)
 
     def _finish(self, q: Request) -> None:
+        if q.max_out == 0:
+            self._cache(q)
         self.held.append(q)
         q.verdict = ("held", None)
 
@@ -138,9 +140,21 @@ class SglangDestination(Rank):
     def _decode(self, p: Pass, now: float) -> tuple[list[Request], list[Request], float | None]:
         empty = [q for q in self.running if q.remaining() == 0]
         self.running = [q for q in self.running if q.remaining() > 0]
+        self.parked: list[Request] = []
         finished, retracted, estimate = super()._decode(p, now)
+        self.running = self.parked or self.running
         self.generation += estimate is not None
         return empty + finished, retracted, estimate
+
+    def _settle_runner(self, p: Pass) -> None:
+        """Pages of other destinations stand in its way: it waits."""
+        q = self.running[0]
+        others = self.reserved or self.ready
+        if others and self._pages(q.length() + 1) <= self.capacity:
+            self.parked, self.running = self.running, []
+            p.waits = True
+        else:
+            super()._settle_runner(p)
 
     def may_still_start(self, q: Request) -> bool:
         return bool(self.reserved)
