@@ -116,11 +116,13 @@ class _KernelCache(caching.FunctionCache):
     _impl_class = _CacheImpl
 
     def load_overload(self, sig, target_context):
+        found = None
+        # Numba would first prepare for compiling, which takes longer than all the loading.
         try:
-            found = super().load_overload(sig, target_context)
+            with self._guard_against_spurious_io_errors():
+                found = self._load_overload(sig, target_context)
         except Exception:
             # Numba unpickles whatever stands in the file; a damaged one is worth no more than none.
-            found = None
             self._discard()
         if found is None:
             _announce(self._name)

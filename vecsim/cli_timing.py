@@ -48,7 +48,8 @@ def build(
 ) -> None:
     """Write a table that replays anywhere, with or without what it was made with."""
     from vecsim.pricing.points import write_points
-    from vecsim.pricing.providers import price_role, stated_capacity
+    from vecsim.pricing.priced import price_role
+    from vecsim.pricing.providers import stated_capacity
     from vecsim.roles import resolve
     from vecsim.spec import load
     from vecsim.validation import validate

@@ -129,7 +129,7 @@ class ReplayEngineFactory:
         role = resolve_role(config, stage, emit_kv_events)
         check_role(role)
         if role.rank.num_gpu_blocks == AUTO:
-            from vecsim.pricing.providers import price_role
+            from vecsim.pricing.priced import price_role
 
             role = price_role(role).role
         own = {"prefill": self.prefill_timing, "decode": self.decode_timing}.get(stage)

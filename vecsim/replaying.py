@@ -17,7 +17,7 @@ from vecsim.kernels import layout
 from vecsim.lower import lower
 from vecsim.measuring import Measured, check_windows, measured_of
 from vecsim.outcome import Outcome
-from vecsim.pricing.providers import TimingWarning, price_role
+from vecsim.pricing.priced import TimingWarning, price_role
 from vecsim.result import Result
 from vecsim.roles import Role, resolve
 from vecsim.sessions import session_cap

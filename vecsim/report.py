@@ -17,7 +17,7 @@ from vecsim.kernels import layout
 from vecsim.outcome import GapDistribution, Outcome, PoolOutcome
 
 if TYPE_CHECKING:
-    from vecsim.pricing.providers import Priced
+    from vecsim.pricing.priced import Priced
 
 PERCENTILES = (("median", 50), ("p75", 75), ("p90", 90), ("p95", 95), ("p99", 99))
 STATISTICS = ("mean", "min", "max", *(name for name, _ in PERCENTILES), "std")

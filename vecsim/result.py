@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from vecsim.descriptors import Payload
     from vecsim.outcome import Outcome
     from vecsim.pictures.charts import ResultPlots
-    from vecsim.pricing.providers import Priced
+    from vecsim.pricing.priced import Priced
     from vecsim.roles import Role
     from vecsim.workload import Workload
 

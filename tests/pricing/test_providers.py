@@ -14,7 +14,8 @@ from vecsim.errors import InputError, NotSupportedYetError
 from vecsim.pricing import aic
 from vecsim.pricing.grids import Grid, octaves, sample
 from vecsim.pricing.points import read_points
-from vecsim.pricing.providers import TimingWarning, grid_of
+from vecsim.pricing.priced import TimingWarning
+from vecsim.pricing.providers import grid_of
 from vecsim.pricing.tabulating import tabulate
 from vecsim.validation import validate
 

@@ -12,7 +12,7 @@ from tests.pricing.naive import Naive
 from vecsim.kernels.jit import DISABLED, entry
 from vecsim.kernels.timing import call_decode, call_series
 from vecsim.pricing.points import read_points
-from vecsim.pricing.providers import TimingWarning
+from vecsim.pricing.priced import TimingWarning
 from vecsim.pricing.tables import TimingTable
 
 SEED = 11

@@ -39,7 +39,7 @@ def test_other_backends_replay_with_a_table(backend):
     timing = {"type": "table", "path": str(recorded.TABLE)}
     rank = {"backend": backend, "num_gpu_blocks": 8192 if backend == "trtllm" else 2**18}
     rank["sglang"] = {"max_prefill_tokens": 2048, "chunked_prefill_size": 2048}
-    with pytest.warns(vecsim.pricing.providers.TimingWarning, match="backend vllm"):
+    with pytest.warns(vecsim.pricing.priced.TimingWarning, match="backend vllm"):
         result = vecsim.replay(
             recorded.spec(timing, rank), workload=vecsim.read_trace(recorded.WORKLOADS[0])
         )

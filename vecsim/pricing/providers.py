@@ -1,4 +1,4 @@
-"""From the timing model of a role to what prices its passes, and to its KV blocks."""
+"""Making what prices the passes of a role, and estimating its KV blocks, kind by kind."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ import importlib.util
 import math
 import os
 import sys
-import threading
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
@@ -33,60 +32,20 @@ from vecsim.pricing.capacity import DEFAULT_FRACTIONS, KvCapacity, estimate
 from vecsim.pricing.facts import Gpu, Model, gpu_of, known_gpu, known_model, model_of
 from vecsim.pricing.grids import Grid, sample
 from vecsim.pricing.points import read_points
+from vecsim.pricing.priced import TimingWarning
 from vecsim.pricing.roofline import Parallel, Roofline
 from vecsim.pricing.tables import TimingTable
 from vecsim.roles import Role
 from vecsim.timing import CompiledTiming
 from vecsim.timing_checks import aic_config
 
-_making = threading.RLock()
 _LEAST_SEQS, _MOST_SEQS, _EXACT_SEQS = 256, 16384, 1024
 _LEAST_TOKENS, _MOST_TOKENS, _EXACT_TOKENS = 8192, 2**18, 16384
 
 
-class TimingWarning(UserWarning):
-    """Something about a timing model that makes its prices less certain."""
-
-
-@dataclass(frozen=True)
-class Priced:
-    """A role with what its timing model says.
-
-    Attributes:
-        role: the role, its `num_gpu_blocks` a number.
-        timing: what prices its passes; None = the built-in models.
-        capacity: the estimate its blocks come from; None = they were given.
-    """
-
-    role: Role
-    timing: Any
-    capacity: KvCapacity | None
-
-
-def price_role(role: Role, given: Any = None) -> Priced:
-    """Make the timing model of a role, and estimate its blocks where they are "auto".
-
-    Args:
-        role: a checked role.
-        given: a timing model that replaces the descriptor's.
-
-    Raises:
-        InputError: a model, GPU, file or function that cannot be used, or nothing to go by.
-    """
-    where = f"{role.path}.rank.timing_model"
-    model = role.rank.timing_model
-    timing = given
-    if timing is None:
-        with _making:  # threads of a sweep ask for the same table at once
-            timing = _timing(where, model, role)
-    if role.rank.num_gpu_blocks != AUTO:
-        return Priced(role, timing, None)
-    capacity = _capacity(where, model, role, timing)
-    rank = msgspec.structs.replace(role.rank, num_gpu_blocks=capacity.num_gpu_blocks)
-    return Priced(replace(role, rank=rank), timing, capacity)
-
-
-def _timing(where: str, model: Any, role: Role) -> Any:
+def timing_of(where: str, model: Any, role: Role) -> Any:
+    """What prices the passes of a role with the timing model at `where`; None = the built-in
+    models. Raises InputError."""
     if isinstance(model, TableTiming):
         return _read_table(where, model, role)
     if isinstance(model, ExternalTiming | AicTiming):
@@ -224,7 +183,8 @@ def _roofline_table(facts: Model, gpu: Gpu, parallel: Parallel, grid: Grid) -> T
 # --- KV capacity ----------------------------------------------------------------------------------
 
 
-def _capacity(where: str, model: Any, role: Role, timing: Any) -> KvCapacity:
+def capacity_of(where: str, model: Any, role: Role, timing: Any) -> KvCapacity:
+    """The KV blocks of a role that says "auto". Raises InputError."""
     rank = role.rank
     blocks = f"{role.path}.rank.num_gpu_blocks"
     if isinstance(model, ExternalTiming | AicTiming):

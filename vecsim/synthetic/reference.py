@@ -88,7 +88,7 @@ def _load(traffic: Traffic, cap: int | None) -> float:
 def _kv_concurrency(traffic: Traffic, spec: ReplaySpec, role: Role) -> int:
     """The cap that fills `kv_load_ratio` of the (decode) pool's KV capacity (section 5.5)."""
     if role.rank.num_gpu_blocks == AUTO:
-        from vecsim.pricing.providers import price_role
+        from vecsim.pricing.priced import price_role
 
         role = price_role(role).role
     tokens = role.rank.num_gpu_blocks * role.rank.block_tokens * role.dp_size * _workers(spec)
