@@ -31,7 +31,7 @@ from vecsim.kernels.layout import (
     TERMINALS,
 )
 from vecsim.kernels.placement import enqueue, tokenized_at
-from vecsim.kernels.stretch import walk_stretch
+from vecsim.kernels.stretch import LOOKS_AHEAD, OBSERVES, walk_stretch
 from vecsim.kernels.tournament import first_leaf, set_leaf
 from vecsim.kernels.worker import WorkerKernels, earliest_arrival
 
@@ -100,7 +100,7 @@ def shorten_stretch(ranks, workers, requests, scratch, clock, worker, arrival):
         w[PENDING_PASSES],
         arrival,
         np.inf,
-        False,
+        LOOKS_AHEAD,
     )
     set_end(clock, worker, workers.time[worker, PASS_END])
 
@@ -156,7 +156,16 @@ def bind(worker: WorkerKernels) -> PoolKernels:
         if w[PENDING] == STRETCH:
             passes = w[PENDING_PASSES]
             walk_stretch(
-                ranks, workers, requests, scratch, worker, c[DP_SIZE], passes, np.inf, np.inf, True
+                ranks,
+                workers,
+                requests,
+                scratch,
+                worker,
+                c[DP_SIZE],
+                passes,
+                np.inf,
+                np.inf,
+                OBSERVES,
             )
             code = close_stretch(
                 ranks, workers, requests, pools, scratch, worker, c[DP_SIZE], passes
@@ -252,7 +261,7 @@ def bind(worker: WorkerKernels) -> PoolKernels:
                     w[PENDING_PASSES],
                     first_watched_arrival(ranks, workers, requests, worker, c[DP_SIZE]),
                     np.inf,
-                    False,
+                    LOOKS_AHEAD,
                 )
                 if w[PENDING_PASSES] < 0:
                     return BAD_PRICE
@@ -308,7 +317,7 @@ def bind(worker: WorkerKernels) -> PoolKernels:
                 w[PENDING_PASSES],
                 np.inf,
                 clock.time[HORIZON],
-                True,
+                OBSERVES,
             )
             if passes > 0:
                 close_stretch(

@@ -86,13 +86,15 @@ from vecsim.kernels.layout import (
     REASON,
     REFUSED_VERSION,
     RELEASED,
+    ROLE,
+    SOURCE,
     STEP,
     STRETCH,
     TERMINALS,
 )
 from vecsim.kernels.placement import enqueue, tokenized_at
 from vecsim.kernels.records import end_request
-from vecsim.kernels.stretch import walk_stretch
+from vecsim.kernels.stretch import LOOKS_AHEAD, OBSERVES, walk_stretch
 from vecsim.kernels.tournament import first_leaf, set_leaf
 from vecsim.kernels.worker import WorkerKernels, earliest_arrival
 
@@ -224,13 +226,14 @@ def bind(worker: WorkerKernels, rank: HandoffRank, source_first: bool) -> Callab
             q = np.int64(side.requests.state[NEXT, q])
 
     @inner
-    def close_segment(side, handoff, worker, first_rank, is_source):
+    def close_segment(side, handoff, worker, first_rank):
         """Finish the pass or stretch that a worker has in flight and that ends now.
 
         `first_rank` is the number of the pool's first rank among those of both pools.
         """
         w = side.workers.state[worker]
         dp_size = dp_size_of(side)
+        is_source = side.ranks.fields[0, ROLE] == SOURCE
         before = w[TERMINALS]
         ended = w[LAST_ENDED]
         if w[PENDING] == STRETCH:
@@ -245,7 +248,7 @@ def bind(worker: WorkerKernels, rank: HandoffRank, source_first: bool) -> Callab
                 passes,
                 np.inf,
                 np.inf,
-                True,
+                OBSERVES,
             )
             code = close_stretch(
                 side.ranks,
@@ -295,9 +298,9 @@ def bind(worker: WorkerKernels, rank: HandoffRank, source_first: bool) -> Callab
             code = DONE
             if worker >= sources:
                 first_rank = np.int64(len(prefill.ranks.fields))
-                code = close_segment(decode, handoff, worker - sources, first_rank, False)
+                code = close_segment(decode, handoff, worker - sources, first_rank)
             elif prefill.workers.state[worker, PENDING] != NO_PASS:
-                code = close_segment(prefill, handoff, worker, np.int64(0), True)
+                code = close_segment(prefill, handoff, worker, np.int64(0))
             if code != DONE:
                 return code
         return DONE
@@ -323,14 +326,14 @@ def bind(worker: WorkerKernels, rank: HandoffRank, source_first: bool) -> Callab
             w[PENDING_PASSES],
             due,
             np.inf,
-            False,
+            LOOKS_AHEAD,
         )
         end = decode.workers.time[worker, PASS_END]
         if end > now:
             set_leaf(handoff.passes, sources + worker, end)
             return False
         set_leaf(handoff.passes, sources + worker, np.inf)
-        close_segment(decode, handoff, worker, first_rank, False)
+        close_segment(decode, handoff, worker, first_rank)
         wake(handoff, sources + worker)
         return True
 
@@ -501,11 +504,12 @@ def bind(worker: WorkerKernels, rank: HandoffRank, source_first: bool) -> Callab
         return due
 
     @inner
-    def drive(side, handoff, worker, first_worker, first_rank, is_source):
+    def drive(side, handoff, worker, first_worker, first_rank):
         """Start passes on an idle worker until one takes time or there is nothing to do."""
         w = side.workers.state[worker]
         now = handoff.time[NOW]
         dp_size = dp_size_of(side)
+        is_source = side.ranks.fields[0, ROLE] == SOURCE
         side.workers.time[worker, CLOCK] = now
         w[ASIDE] = 0
         while True:
@@ -538,7 +542,7 @@ def bind(worker: WorkerKernels, rank: HandoffRank, source_first: bool) -> Callab
                     w[PENDING_PASSES],
                     np.inf,
                     np.inf,
-                    False,
+                    LOOKS_AHEAD,
                 )
                 if w[PENDING_PASSES] < 0:
                     return BAD_PRICE
@@ -565,7 +569,7 @@ def bind(worker: WorkerKernels, rank: HandoffRank, source_first: bool) -> Callab
             if end > now:
                 set_leaf(handoff.passes, first_worker + worker, end)
                 return DONE
-            code = close_segment(side, handoff, worker, first_rank, is_source)
+            code = close_segment(side, handoff, worker, first_rank)
             if code != DONE:
                 return code
 
@@ -595,10 +599,10 @@ def bind(worker: WorkerKernels, rank: HandoffRank, source_first: bool) -> Callab
             code = DONE
             if worker < sources:
                 if prefill.workers.state[worker, PENDING] == NO_PASS:
-                    code = drive(prefill, handoff, worker, np.int64(0), np.int64(0), True)
+                    code = drive(prefill, handoff, worker, np.int64(0), np.int64(0))
             elif decode.workers.state[worker - sources, PENDING] == NO_PASS:
                 first_rank = np.int64(len(prefill.ranks.fields))
-                code = drive(decode, handoff, worker - sources, sources, first_rank, False)
+                code = drive(decode, handoff, worker - sources, sources, first_rank)
             if code != DONE:
                 # Those driven already are not to be driven again on re-entry.
                 for i in range(driven, h[AWAKE]):
@@ -691,7 +695,7 @@ def bind(worker: WorkerKernels, rank: HandoffRank, source_first: bool) -> Callab
                 w[PENDING_PASSES],
                 np.inf,
                 handoff.time[HORIZON],
-                True,
+                OBSERVES,
             )
             if passes > 0:
                 close_stretch(

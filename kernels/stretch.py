@@ -33,6 +33,9 @@ from vecsim.kernels.observe import count_gaps
 from vecsim.kernels.records import mark_second_tokens
 from vecsim.kernels.timing import decode_series
 
+LOOKS_AHEAD, OBSERVES = np.bool_(False), np.bool_(True)
+"""The last argument of `walk_stretch`; literals would compile it twice."""
+
 
 @inner
 def passes_within(s, lists, blocks, passes):

@@ -87,8 +87,9 @@ def reusable_blocks(requests, pools, s, q, known):
 
 @inner
 def gate_is_shut(requests, s, q, active):
-    """Whether the footprint, less what others hold already, exceeds the blocks nobody counts on."""
-    return footprint(requests, s, q) - active > s[FREE] + s[IDLE] - s[RESERVED]
+    """Whether the footprint, less what others hold already, exceeds the blocks nobody counts on.
+    Those are none where empty prompts took more than was left."""
+    return footprint(requests, s, q) - active > max(s[FREE] + s[IDLE] - s[RESERVED], np.int64(0))
 
 
 @inner

@@ -38,6 +38,7 @@ from vecsim.kernels.layout import (
     DONE_HEAD,
     DONE_TAIL,
     EFFECT,
+    FAILED,
     FREE,
     FRESH,
     FRONT,
@@ -46,6 +47,7 @@ from vecsim.kernels.layout import (
     HITS,
     IDLE,
     ISL,
+    KV_CAPACITY_EXHAUSTED,
     MAX_MODEL_LEN,
     MAX_NUM_SEQS,
     NEXT,
@@ -71,12 +73,13 @@ from vecsim.kernels.layout import (
     SETTLED,
     SOURCE,
     STEP,
+    STRAINED,
     TOKEN_BUDGET,
 )
 from vecsim.kernels.placing import place_blocks
 from vecsim.kernels.queues import queue_head
 from vecsim.kernels.rebinding import rebound
-from vecsim.kernels.records import log_admission
+from vecsim.kernels.records import log_admission, settle
 from vecsim.kernels.vllm_queue import footprint, gate_is_shut, reusable_blocks, tokens_to_admit
 
 
@@ -278,10 +281,25 @@ _steady = rebound(vllm_rank, _pass, queue_head=head, head_keeps_waiting=head_kee
 
 
 @inner
+def fail_empty_prompt(requests, w, s, now):
+    """Reserved blocks in its way, an empty prompt preempts all others and still cannot run: fail
+    the first one that waits."""
+    q = s[READY_HEAD]
+    while q >= 0 and requests.state[ISL, q] > 0:
+        q = np.int64(requests.state[NEXT, q])
+    s[STRAINED] = 0
+    if q >= 0:
+        drop(requests, s, q)
+        settle(requests, w, s, q, FAILED, KV_CAPACITY_EXHAUSTED, now)
+
+
+@inner
 def schedule(requests, pools, scratch, w, s, f, lists, now, defer):
     """Step 1 of a pass; notes whether anything comes of it."""
     running = s[RUNNING]
     _rank.schedule(requests, pools, scratch, w, s, f, lists, now, defer)
+    if s[STRAINED] > vllm.STRAINED_LIMIT:
+        fail_empty_prompt(requests, w, s, now)
     moved = s[RUNNING] != running or s[BUDGET] != s[TOKEN_BUDGET] or s[PREEMPTED_ANY] != 0
     s[EFFECT] = np.int64(moved or s[SETTLED] > 0 or s[REJECTED_HEAD] >= 0)
     if s[ROLE] == DESTINATION:

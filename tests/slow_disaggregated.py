@@ -11,11 +11,15 @@ import heapq
 from collections import deque
 from dataclasses import dataclass, field
 
+from tests import slow_sglang
 from tests.slow_handoff import TrtllmDestination, TrtllmSource, VllmDestination, VllmSource
+from tests.slow_handoff_sglang import SglangDestination, SglangSource
 from tests.slow_model import Endless, SlowOutcome, Tokenizer, tokenizer_of
 from tests.slow_rank import Pass, Request
+from tests.slow_sglang import Group
 
 IDLE_PASS_LIMIT = 20_000
+SGLANG = (SglangSource, SglangDestination)
 RANKS = {
     "vllm": (VllmSource, VllmDestination),
     "trtllm": (TrtllmSource, TrtllmDestination),
@@ -27,6 +31,7 @@ class Worker:
     def __init__(self, ranks: list) -> None:
         self.ranks = ranks
         self.tokenizer: Tokenizer | None = None
+        self.group: Group | None = None  # SGLang's
         self.flight: list[tuple[int, Pass]] | None = None
         self.end_ms = 0.0
         self.step = 0
@@ -36,7 +41,12 @@ class Worker:
         self.deferred: list[deque] = [deque() for _ in ranks]
 
     def has_work(self) -> bool:
-        return any(r.has_work() for r in self.ranks)
+        counting = self.group is not None and self.group.left > 0
+        return counting or any(r.has_work() for r in self.ranks)
+
+    def pulse(self) -> tuple:
+        """What an SGLang worker goes on trying for, though its pass had no effect."""
+        return () if self.group is None else (self.group.left, *(r.ratio for r in self.ranks))
 
 
 class Pool:
@@ -45,12 +55,19 @@ class Pool:
     def __init__(self, stage: int, role: dict, workers: int) -> None:
         config = role.get("rank", {})
         self.dp_size = role.get("dp_size", 1)
-        rank = RANKS[config.get("backend", "vllm")][stage]
-        self.workers = [
-            Worker([rank(config, self.dp_size) for _ in range(self.dp_size)])
-            for _ in range(workers)
-        ]
+        self.workers = [self._worker(stage, config) for _ in range(workers)]
         self.turn = 0
+
+    def _worker(self, stage: int, config: dict) -> Worker:
+        backend = config.get("backend", "vllm")
+        if backend != "sglang":
+            rank = RANKS[backend][stage]
+            return Worker([rank(config, self.dp_size) for _ in range(self.dp_size)])
+        group = Group(config)
+        group.ranks = [SGLANG[stage](config, self.dp_size, group) for _ in range(self.dp_size)]
+        worker = Worker(group.ranks)
+        worker.group = group
+        return worker
 
     def place(self, pin: int | None) -> int:
         total = len(self.workers) * self.dp_size
@@ -105,6 +122,7 @@ class Fleet:
         for w in self.pools[PREFILL].workers:
             w.tokenizer = tokenizer_of(payload)
         self.source_rank = roles[0].get("rank", {})
+        self.source_first = self.source_rank.get("backend") != "sglang"
         self.latency_ms = float(topology.get("handoff_latency_ms", 0.0))
         self.handoffs = [self._handoff(k, r) for k, r in enumerate(spec["requests"])]
         self.queue = sorted(self.handoffs, key=lambda h: h.authored_ms)
@@ -126,12 +144,16 @@ class Fleet:
         for k, pool in enumerate(self.pools):
             rank = pool.workers[0].ranks[0]
             if not hasattr(pool, "names"):
-                pool.names = {} if rank.caching else None
+                # Hashes of the pool's blocks.
+                pool.names = {} if rank.caching or isinstance(rank, SGLANG) else None
             row = dict(authored)
             if k == PREFILL:
                 plan = row.pop("output_token_ids", None)
                 row["output_tokens"] = min(row["output_tokens"] if plan is None else len(plan), 1)
-            copies.append(Request(index, row, rank.block_size, pool.names))
+            if isinstance(rank, SGLANG):
+                copies.append(slow_sglang.Request(index, row, rank.page, pool.names))
+            else:
+                copies.append(Request(index, row, rank.block_size, pool.names))
         decode_pin = authored.get("dp_rank")
         prefill_pin = authored.get("prefill_dp_rank", decode_pin)
         return Handoff(
@@ -199,7 +221,7 @@ class Fleet:
             self.taken += 1
             self.in_flight += 1
             h.status = "unfinished"
-            self.actions.append(("submit", h))
+            self.actions.append(("submit" if self.source_first else "reserve", h))
         return self.taken > before
 
     # Actions
@@ -235,7 +257,7 @@ class Fleet:
         if reason:
             h.decode = -1
             self._end(h, "failed", reason)
-            self.actions.append(("cancel_source", h))
+            self.actions.append(("cancel_source" if self.source_first else "drop", h))
             return
         rank.accept_destination(h.target)
         if pool.worker(h.decode).flight is None:
@@ -286,13 +308,26 @@ class Fleet:
 
     def _cancel_source(self, h: Handoff) -> None:
         if self._free_source(h, "cancel_source"):
-            self.in_flight -= 1
+            self.actions.append(("drop" if self.source_first else "cancel_destination", h))
+
+    def _cancel_destination(self, h: Handoff) -> None:
+        pool = self.pools[DECODE]
+        w = pool.worker(h.decode)
+        if w.flight is not None:
+            w.deferred[h.decode % pool.dp_size].append(("cancel_destination", h))
+            return
+        pool.rank(h.decode).cancel_destination(h.target)
+        self.actions.append(("drop", h))
+        self._lifecycle(pool.rank(h.decode).retry())
+
+    def _drop(self, h: Handoff) -> None:
+        self.in_flight -= 1
 
     def _lifecycle(self, reserved: Request | None) -> None:
         if reserved is not None:
             h = self.handoffs[reserved.index]
             h.reserved_ms = self.now
-            self.actions.append(("transfer", h))
+            self.actions.append(("transfer" if self.source_first else "submit", h))
 
     # Passes
 
@@ -300,7 +335,9 @@ class Fleet:
         changed = False
         for w in pool.workers:
             while w.flight is None and not w.set_aside and w.has_work():
+                before = w.pulse()
                 effect = self._start(pool, w)
+                effect |= w.pulse() != before
                 if w.end_ms == self.now:
                     effect |= self._complete(pool, w)
                     w.set_aside = not effect
@@ -310,15 +347,26 @@ class Fleet:
     def _start(self, pool: Pool, w: Worker) -> bool:
         """Starts a pass; whether it has an effect."""
         w.flight = [(k, r.start(self.now, w.step)) for k, r in enumerate(w.ranks) if r.has_work()]
-        w.end_ms = max(p.end_ms for _, p in w.flight)
+        w.end_ms = max((p.end_ms for _, p in w.flight), default=self.now)
         effect = any(
-            p.work or p.emitted or p.completed or p.rejected or p.settled or p.preempted
+            p.work
+            or p.emitted
+            or p.completed
+            or p.rejected
+            or p.settled
+            or p.preempted
+            or p.admitted
+            or p.ran_model
+            or p.requeued
             for _, p in w.flight
         )
+        if w.group is not None:
+            w.group.close([p for _, p in w.flight])
         w.idle_passes = w.idle_passes + 1 if w.end_ms == self.now else 0
         if w.idle_passes > IDLE_PASS_LIMIT:
             raise Endless
         for _, p in w.flight:
+            self.settled += p.waits
             for q in p.settled:
                 self._settle(self.handoffs[q.index], pool, *q.verdict)
         return effect
@@ -363,7 +411,7 @@ class Fleet:
         for q in p.completed:
             h = self.handoffs[q.index]
             h.held_ms = self.now
-            self.actions.append(("reserve", h))
+            self.actions.append(("reserve" if self.source_first else "transfer", h))
 
     def _end(self, h: Handoff, status: str, reason: str | None) -> None:
         h.status, h.reason, h.terminal_ms = status, reason, self.now
@@ -375,16 +423,16 @@ class Fleet:
         for pool in self.pools:
             for w in pool.workers:
                 for r in w.ranks:
-                    pending = getattr(r, "pending", [])
-                    head = next(iter(r.waiting or pending), None)
-                    if head is None:
+                    lists = [r.waiting, getattr(r, "ready", []), getattr(r, "pending", [])]
+                    blocked = next((queue for queue in lists if queue), None)
+                    if blocked is None:
                         continue
-                    (r.waiting or pending).remove(head)
+                    head = blocked.pop(0)
                     decode = pool is self.pools[DECODE]
                     h = self.handoffs[head.index]
                     if decode:
                         r.cancel_destination(head)
-                        r._release_blocks(head)
+                        r.release(head)
                     self._settle(h, pool, "failed", "deadlock")
                     if decode and h.held_ms is not None and h.released_ms is None:
                         self.in_flight += 1

@@ -7,7 +7,7 @@ the activated ones without looking at memory.
 
 from __future__ import annotations
 
-from tests.slow_rank import Pass, Rank, Request
+from tests.slow_rank import STRAINED_LIMIT, Pass, Rank, Request
 from tests.slow_trtllm import TrtllmRank
 
 
@@ -130,6 +130,9 @@ class Destination:
             self.reserved.remove(q)
             self._release_blocks(q)
 
+    def release(self, q: Request) -> None:
+        self._release_blocks(q)
+
     def start(self, now: float, step: int) -> Pass:
         self.holding_back = bool(self.pending)
         p = super().start(now, step)
@@ -141,6 +144,16 @@ class Destination:
         if not self.holding_back:
             return self.waiting[0]
         return next((q for q in self.waiting if q.materialised), None)
+
+    def _settle_overcommitment(self, p: Pass, defer: bool) -> None:
+        """Reserved blocks in its way, an empty prompt may preempt all others and still not run."""
+        super()._settle_overcommitment(p, defer)
+        if self.strained > STRAINED_LIMIT:
+            q = next(q for q in self.waiting if q.isl == 0)
+            self.waiting.remove(q)
+            q.verdict = ("failed", "kv_capacity_exhausted")
+            p.settled.append(q)
+            self.strained = 0
 
     def _rejection(self, q: Request) -> str | None:
         return None if q.materialised else super()._rejection(q)

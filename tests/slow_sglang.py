@@ -349,7 +349,7 @@ class Rank:
                 or cost > chunk_budget
                 or not self._allocate(q, start, start + chunk, now)
             ):
-                if batch or self.running or p.rejected:
+                if batch or self.running or p.rejected or self.may_still_start(q):
                     break
                 self._settle_head(p)
                 rest = self._room()
@@ -362,6 +362,10 @@ class Rank:
             if chunk_budget <= 0:
                 break
         return batch
+
+    def may_still_start(self, q: Request) -> bool:
+        """Whether something but a running request may let the refused head in."""
+        return False
 
     def _room(self) -> float:
         reserved = 0.0

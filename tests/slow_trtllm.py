@@ -53,7 +53,7 @@ class TrtllmRank(Rank):
     def _admit(self, q: Request, p: Pass, defer: bool, now: float) -> bool:
         cached, active = self._lookup(q)
         promised = sum(self._full(r) - self.blocks_of(r.allocated) for r in self.running)
-        room = self.pool.capacity - self.pool.active() - promised
+        room = max(0, self.pool.capacity - self.pool.active() - promised)
         if q.isl and self._full(q) - active // self.block_size > room:
             return False  # an empty prompt is let in whatever is promised
         if self._schedule(q, p, cached) != "ok":

@@ -11,8 +11,8 @@ from rich.console import Console
 
 from tests.outcomes import cases, outcome_of, plain_payload, pool, result_of, rows_of_case
 from vecsim.errors import InputError
+from vecsim.frames import ADMISSIONS_SCHEMA, REQUESTS_SCHEMA
 from vecsim.replaying import replay
-from vecsim.result import ADMISSIONS_SCHEMA, REQUESTS_SCHEMA
 
 DISAGGREGATED = (
     "prefill_worker_idx",

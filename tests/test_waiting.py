@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import numpy as np
@@ -12,6 +13,7 @@ import vecsim
 from tests.trace_text import AGENTIC_HEADER, agentic, edge, line, write
 from vecsim.errors import InputError
 from vecsim.kernels.jit import DISABLED
+from vecsim.sessions import Dependencies, Sessions
 
 BACKENDS = ("vllm", "sglang", "trtllm")
 
@@ -207,3 +209,98 @@ def test_one_turn_of_a_session_at_a_time() -> None:
         turns = turns.sort("turn_index")
         ends = turns["terminal_time_ms"].to_numpy()[:-1]
         assert np.all(turns["arrival_time_ms"].to_numpy()[1:] >= ends)
+
+
+# --- workloads put together by hand ---------------------------------------------------------------
+
+
+def by_hand(**changes) -> vecsim.Workload:
+    columns = {
+        "session": np.array([0, 1, 0], np.int32),
+        "turn": np.array([0, 0, 1], np.int32),
+        "delay_ms": np.array([0.0, 0.0, 5.0]),
+        "count": 2,
+    }
+    plain = vecsim.Workload.from_columns([0.0, 1.0, 0.0], [8, 9, 3], [5, 4, 2])
+    return dataclasses.replace(plain, sessions=Sessions(**{**columns, **changes}))
+
+
+def graph_by_hand(**changes) -> vecsim.Workload:
+    columns = {
+        "offsets": np.array([0, 0, 1, 2]),
+        "source": np.array([0, 1], np.int32),
+        "on_completion": np.array([True, False]),
+        "delay_ms": np.array([1.0, 2.0]),
+        "not_before_ms": np.zeros(3),
+        "node": np.arange(3, dtype=np.int32),
+        "play": np.zeros(3, np.int32),
+        "play_id": pl.Series(["p"]),
+    }
+    plain = vecsim.Workload.from_columns([0.0, 0.0, 0.0], [8, 9, 3], [5, 4, 2])
+    return dataclasses.replace(plain, dependencies=Dependencies(**{**columns, **changes}))
+
+
+def test_columns_of_other_types_are_converted() -> None:
+    right = vecsim.replay(fleet(), workload=by_hand()).requests
+    lists = by_hand(session=[0, 1, 0], turn=[0.0, 0.0, 1.0], delay_ms=[0, 0, 5])
+    assert vecsim.replay(fleet(), workload=lists).requests.equals(right)
+    right = vecsim.replay(fleet(), workload=graph_by_hand()).requests
+    lists = graph_by_hand(offsets=[0, 0, 1, 2], source=[0, 1], on_completion=[1, 0], play=[0] * 3)
+    assert vecsim.replay(fleet(), workload=lists).requests.equals(right)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"session": [0, 1]}, r"workload.sessions.session: got '2 values'"),
+        ({"session": [0, 2, 0]}, r"workload.sessions.session\[1\]: got 2, expected a session"),
+        ({"turn": [0, 0, 2]}, r"workload.sessions.turn\[2\]: got 2, expected 0, 1, 2"),
+        ({"turn": [0, 0, 0]}, r"workload.sessions.turn\[2\]: got 0, expected 0, 1, 2"),
+        ({"delay_ms": [0.0, 3.0, 5.0]}, r"workload.sessions.delay_ms\[1\]: got 3.0, expected 0"),
+        ({"delay_ms": [0.0, 0.0, -1.0]}, r"workload.sessions.delay_ms\[2\]: got -1.0"),
+        ({"delay_ms": [0.0, 0.0, np.nan]}, r"workload.sessions.delay_ms\[2\]: got nan"),
+        ({"count": 3}, r"workload.sessions.count: got 3"),
+    ],
+)
+def test_sessions_that_do_not_fit(changes, message) -> None:
+    with pytest.raises(InputError, match=message):
+        vecsim.replay(fleet(), workload=by_hand(**changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"offsets": [0, 0, 2, 1]}, r"workload.dependencies.offsets: got \[0, 0, 2, 1\]"),
+        ({"source": [0, 7]}, r"workload.dependencies.source\[1\]: got 7"),
+        ({"source": [1, 1]}, r"workload.dependencies.source of row 1: got 'a cycle'"),
+        ({"node": [0, 1, 1]}, r"workload.dependencies.node: got 'a place twice'"),
+        ({"play": [0, 0, 1]}, r"workload.dependencies.play\[2\]: got 1"),
+        (
+            {"play": [0, 0, 1], "play_id": pl.Series(["p", "q"])},
+            r"workload.dependencies.source\[1\]: got 1, expected a row of the same play",
+        ),
+        ({"lanes": 0}, r"workload.dependencies.lanes: got 0"),
+        ({"not_before_ms": [0.0, np.inf, 0.0]}, r"workload.dependencies.not_before_ms\[1\]"),
+    ],
+)
+def test_graphs_that_do_not_fit(changes, message) -> None:
+    with pytest.raises(InputError, match=message):
+        vecsim.replay(fleet(), workload=graph_by_hand(**changes))
+
+
+def test_sessions_or_a_graph() -> None:
+    both = dataclasses.replace(by_hand(), dependencies=graph_by_hand().dependencies)
+    with pytest.raises(InputError, match=r"workload.dependencies: got 'beside sessions'"):
+        vecsim.replay(fleet(), workload=both)
+
+
+def test_time_series_and_windows_of_sessions() -> None:
+    whole = vecsim.replay(fleet(), workload=conversations(), timeline=True)
+    series = whole.timeline(bucket_ms=50.0)
+    tokens = whole.report["total_output_tokens"]
+    assert series["output_tokens"].sum() == pytest.approx(tokens, rel=1e-9)
+    part = vecsim.replay(fleet(), workload=conversations(), warmup_ms=200.0)
+    start = whole.requests["arrival_time_ms"].min() + 200.0
+    late = whole.requests.filter(pl.col("arrival_time_ms") >= start)
+    assert part.report["completed_requests"] == late.height
+    assert part.report["total_input_tokens"] == late["input_length"].sum()

@@ -111,14 +111,14 @@ class RooflineTiming(_Closed, kw_only=True, tag_field="type", tag="roofline"):
     """Prices from an analytic model of the GPU and the model (`vecsim.pricing.roofline`).
 
     `model` is a name of `vecsim.data`'s models.toml, or the path of a Hugging Face config.json;
-    `system` is a name of its gpus.toml. The data types default to the model's own. `tp` defaults to
-    the engine's `tensor_parallel_size`, `moe_ep` to 1 and `moe_tp` to what is left of the GPUs.
+    `system` is a name of its gpus.toml. The data types default to the model's own. `tp` and
+    `attention_dp` default to the engine's sizes; experts are spread over all GPUs of a worker
+    unless `moe_tp` or `moe_ep` says otherwise.
     """
 
     model: str
     system: str
     tp: U32 | None = None
-    pp: U32 | None = None
     attention_dp: U32 | None = None
     moe_tp: U32 | None = None
     moe_ep: U32 | None = None

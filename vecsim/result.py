@@ -11,20 +11,20 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import polars as pl
 
 from vecsim import report as metrics
 from vecsim.errors import InputError
 from vecsim.files import json_text, replace_files
-from vecsim.kernels import layout
+from vecsim.frames import admissions_frame, requests_frame
 from vecsim.measuring import Measured, restrict
 from vecsim.plays import Plays, play_outcomes, plays_of, trajectory_fields
+from vecsim.reference_form import CONDITIONAL_FIELDS, reference_fields, request_records
 from vecsim.sessions import session_cap
+from vecsim.summary import summary_of
 
 if TYPE_CHECKING:
     from rich.console import Group
-    from rich.table import Table
 
     from vecsim.descriptors import Payload
     from vecsim.outcome import Outcome
@@ -32,64 +32,6 @@ if TYPE_CHECKING:
     from vecsim.pricing.providers import Priced
     from vecsim.roles import Role
     from vecsim.workload import Workload
-
-STATUS = pl.Enum(layout.STATUS_NAMES)
-REASON = pl.Enum([name for name in layout.REASON_NAMES if name is not None])
-POOL = pl.Enum(("agg", "prefill", "decode"))
-
-REQUESTS_SCHEMA: dict[str, pl.DataType] = {
-    "request_id": pl.String(),
-    "session_id": pl.String(),
-    "turn_index": pl.Int32(),
-    "play_id": pl.String(),
-    "metadata": pl.String(),
-    "arrival_time_ms": pl.Float64(),
-    "dispatched_at_ms": pl.Float64(),
-    "tokenized_ms": pl.Float64(),
-    "first_admit_ms": pl.Float64(),
-    "first_token_ms": pl.Float64(),
-    "last_token_ms": pl.Float64(),
-    "terminal_time_ms": pl.Float64(),
-    "ttft_ms": pl.Float64(),
-    "ttst_ms": pl.Float64(),
-    "tpot_ms": pl.Float64(),
-    "e2e_latency_ms": pl.Float64(),
-    "input_length": pl.Int32(),
-    "requested_output_length": pl.Int32(),
-    "output_length": pl.Int32(),
-    "reused_input_tokens": pl.Int32(),
-    "first_admission_reused_input_tokens": pl.Int32(),
-    "admission_count": pl.Int32(),
-    "readmission_count": pl.Int32(),
-    "terminal_status": STATUS,
-    "terminal_reason": REASON,
-    "prefill_worker_idx": pl.Int32(),
-    "prefill_worker_id": pl.Int32(),
-    "prefill_dp_rank_used": pl.Int32(),
-    "decode_worker_idx": pl.Int32(),
-    "decode_worker_id": pl.Int32(),
-    "decode_dp_rank_used": pl.Int32(),
-    "prefill_admit_ms": pl.Float64(),
-    "source_held_ms": pl.Float64(),
-    "destination_reserved_ms": pl.Float64(),
-    "destination_activated_ms": pl.Float64(),
-    "decode_admit_ms": pl.Float64(),
-    "source_released_ms": pl.Float64(),
-    "decode_reused_input_tokens": pl.Int32(),
-    "prefill_route_overlap_tokens": pl.Int32(),
-    "decode_route_overlap_tokens": pl.Int32(),
-}
-"""Columns of `Result.requests`: times in virtual ms, `metadata` as JSON text, undefined = null."""
-
-ADMISSIONS_SCHEMA: dict[str, pl.DataType] = {
-    "request": pl.Int32(),
-    "pool": POOL,
-    "worker": pl.Int32(),
-    "rank": pl.Int32(),
-    "at_ms": pl.Float64(),
-    "reused": pl.Int32(),
-}
-"""Columns of `Result.admissions`. `request` is a row of `requests`, `reused` counts tokens."""
 
 _WRITERS: dict[str, Callable[[pl.DataFrame, Path], Any]] = {
     "parquet": lambda frame, path: frame.write_parquet(path),
@@ -105,40 +47,6 @@ RESULT_FILES = (
     "kv_events.parquet",
 )
 """Every name that `Result.write` may use in its folder."""
-
-# Statuses that end a request; the reference lists only these requests.
-_TERMINAL = frozenset(("completed", "rejected", "shed", "failed", "canceled"))
-
-_SUMMARY_DISTRIBUTIONS = (
-    ("TTFT", "ms", "ttft", "_ms"),
-    ("queue time", "ms", "queue_time", "_ms"),
-    ("TTST", "ms", "ttst", "_ms"),
-    ("TPOT", "ms", "tpot", "_ms"),
-    ("ITL", "ms", "itl", "_ms"),
-    ("E2E latency", "ms", "e2e_latency", "_ms"),
-    ("output per user", "tok/s", "output_token_throughput_per_user", ""),
-)
-_SUMMARY_STATISTICS = ("mean", "median", "p90", "p99", "max")
-_SUMMARY_SCALARS = (
-    ("completed", "requests", "completed_requests", ",d"),
-    ("duration", "ms", "duration_ms", ",.3f"),
-    ("request throughput", "req/s", "request_throughput_rps", ",.3f"),
-    ("input throughput", "tok/s", "input_throughput_tok_s", ",.1f"),
-    ("output throughput", "tok/s", "output_throughput_tok_s", ",.1f"),
-    ("goodput", "req/s", "goodput_request_throughput_rps", ",.3f"),
-    ("goodput ratio", "of requests", "goodput_ratio", ".5f"),
-    ("reuse ratio", "of prompt tokens", "prefix_cache_reused_ratio", ".5f"),
-    ("preemptions", "", "preemptions", ",d"),
-    ("prefill pool busy", "of the time", "prefill_pool_busy_ratio", ".5f"),
-    ("prefill KV use", "of the blocks", "prefill_pool_mean_kv_usage", ".5f"),
-    ("pool busy", "of the time", "decode_pool_busy_ratio", ".5f"),
-    ("KV use", "of the blocks", "decode_pool_mean_kv_usage", ".5f"),
-    ("GPU hours", "h", "gpu_hours", ",.4f"),
-    ("prefill KV blocks, derived", "a rank", "prefill_derived_num_gpu_blocks", ",d"),
-    ("KV blocks, derived", "a rank", "decode_derived_num_gpu_blocks", ",d"),
-    ("prefills outside the table", "look-ups", "outside_table_prefill_lookups", ",d"),
-    ("decodes outside the table", "look-ups", "outside_table_decode_lookups", ",d"),
-)
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -212,12 +120,12 @@ class Result:
     @cached_property
     def requests(self) -> pl.DataFrame:
         """One row per request of the workload, in workload order; columns of `REQUESTS_SCHEMA`."""
-        return _requests_frame(self.workload, self.outcome, self._latencies)
+        return requests_frame(self.workload, self.outcome, self._latencies)
 
     @cached_property
     def admissions(self) -> pl.DataFrame:
         """One row per admission, by request and time; columns of `ADMISSIONS_SCHEMA`."""
-        return _admissions_frame(self.outcome)
+        return admissions_frame(self.outcome)
 
     @cached_property
     def kv_events(self) -> pl.DataFrame:
@@ -281,11 +189,11 @@ class Result:
         """The report in the reference's own shape: its names only, 0.0 where it has 0.0, requests
         that reached a terminal status in `per_request` (absent when recording is off), host rates
         included. Power and provenance are null: they are not modelled."""
-        names = [*_reference_fields(), *(name for name in self.report if "trajector" in name)]
+        names = [*reference_fields(), *(name for name in self.report if "trajector" in name)]
         report = {name: self.report[name] for name in names}
         report.update({name: 0.0 for name, value in report.items() if value is None})
         report.update(
-            {name: self.report[name] for name in _CONDITIONAL_FIELDS if name in self.report}
+            {name: self.report[name] for name in CONDITIONAL_FIELDS if name in self.report}
         )
         if self._plays is not None:
             report["agentic_lanes"] = self.workload.dependencies.lanes
@@ -308,7 +216,7 @@ class Result:
             pools = tuple(pool.name for pool in self.outcome.pools)
             if self.roles[0].backend == "sglang":
                 pools = pools[::-1]
-            report["per_request"] = _per_request(self.requests, self.admissions, pools)
+            report["per_request"] = request_records(self.requests, self.admissions, pools)
         return report
 
     def write(
@@ -374,7 +282,7 @@ class Result:
 
     def summary(self) -> Group:
         """The main numbers with their units, as Rich tables."""
-        return _summary(self.report)
+        return summary_of(self.report)
 
     def __repr__(self) -> str:
         report = self.report
@@ -384,287 +292,6 @@ class Result:
         if report["duration_ms"] is not None:
             shown.append(f"duration {report['duration_ms']:.3f} ms")
         return f"Result({', '.join(shown)})"
-
-
-_CONDITIONAL_FIELDS = (
-    "kv_eviction_assumption",
-    "goodput_completed_requests",
-    "goodput_request_throughput_rps",
-    "goodput_output_throughput_tok_s",
-)
-
-
-def _reference_fields() -> list[str]:
-    sides = [
-        f"{side}_{name}"
-        for side in ("prefill", "decode")
-        for name in ("worker_seconds", "gpus_per_worker")
-    ]
-    distributions = [
-        f"{statistic}_{name}{suffix}"
-        for name, suffix in metrics.REFERENCE_DISTRIBUTIONS
-        for statistic in metrics.STATISTICS
-    ]
-    return [
-        "num_requests",
-        "completed_requests",
-        "total_input_tokens",
-        "total_output_tokens",
-        "duration_ms",
-        "request_throughput_rps",
-        "input_throughput_tok_s",
-        "output_throughput_tok_s",
-        "total_throughput_tok_s",
-        "processed_tokens",
-        *sides,
-        "gpu_hours",
-        "prefix_cache_reused_ratio",
-        "first_admission_prefix_cache_reused_ratio",
-        "committed_prefill_tokens",
-        "num_ttft_samples",
-        "num_tpot_samples",
-        "num_e2e_latency_samples",
-        "kv_eviction_policy",
-        *distributions,
-    ]
-
-
-def _requests_frame(workload: Workload, outcome: Outcome, spans: metrics.Latencies) -> pl.DataFrame:
-    dp_size = outcome.pools[-1].dp_size
-    placed = outcome.rank >= 0
-    tokenized, graph = outcome.tokenized_ms, workload.dependencies
-    readmissions = np.bincount(outcome.readmission_request, minlength=len(placed))
-    columns = {
-        "request_id": workload.request_id,
-        "session_id": workload.session_id,
-        "turn_index": _turns(workload.turn_index),
-        "play_id": None if graph is None else graph.play_id.gather(graph.play),
-        "metadata": _metadata(workload.metadata),
-        "arrival_time_ms": outcome.arrival_ms,
-        "dispatched_at_ms": None if graph is None else outcome.arrival_ms,
-        "tokenized_ms": tokenized,
-        "first_admit_ms": outcome.first_admit_ms,
-        "first_token_ms": outcome.first_token_ms,
-        "last_token_ms": outcome.last_token_ms,
-        "terminal_time_ms": outcome.terminal_ms,
-        "ttft_ms": spans.ttft_ms,
-        "ttst_ms": spans.ttst_ms,
-        "tpot_ms": spans.tpot_ms,
-        "e2e_latency_ms": spans.e2e_latency_ms,
-        "input_length": outcome.input_length,
-        "requested_output_length": workload.output_length,
-        "output_length": outcome.output_length,
-        "reused_input_tokens": outcome.reused_input_tokens,
-        "first_admission_reused_input_tokens": outcome.first_reused_input_tokens,
-        "admission_count": outcome.admissions,
-        "readmission_count": readmissions,
-        "terminal_status": _names(outcome.status, layout.STATUS_NAMES, STATUS),
-        "terminal_reason": _names(outcome.reason, layout.REASON_NAMES, REASON),
-        "decode_worker_idx": _where(outcome.rank, placed),
-        "decode_worker_id": _where(outcome.rank // dp_size, placed),
-        "decode_dp_rank_used": _where(outcome.rank % dp_size, placed),
-    }
-    if outcome.handoff is not None:
-        columns.update(_handoff_columns(outcome))
-    rows = len(outcome.status)
-    return pl.DataFrame(
-        [_column(name, columns.get(name), dtype, rows) for name, dtype in REQUESTS_SCHEMA.items()]
-    )
-
-
-def _handoff_columns(outcome: Outcome) -> dict[str, Any]:
-    """What `requests` has of a prefill/decode run only."""
-    handoff = outcome.handoff
-    dp_size = outcome.pools[0].dp_size
-    rank = handoff.prefill_rank
-    placed = rank >= 0
-    decoded = handoff.decode_admissions > 0
-    return {
-        "prefill_worker_idx": _where(rank, placed),
-        "prefill_worker_id": _where(rank // dp_size, placed),
-        "prefill_dp_rank_used": _where(rank % dp_size, placed),
-        "prefill_admit_ms": outcome.first_admit_ms,
-        "source_held_ms": handoff.source_held_ms,
-        "destination_reserved_ms": handoff.destination_reserved_ms,
-        "destination_activated_ms": handoff.destination_activated_ms,
-        "decode_admit_ms": handoff.decode_admit_ms,
-        "source_released_ms": handoff.source_released_ms,
-        "decode_reused_input_tokens": _where(handoff.decode_reused, decoded),
-    }
-
-
-def _column(name: str, values: Any, dtype: pl.DataType, rows: int) -> pl.Series:
-    """A frame column from a series, an array (NaN = null) or None (all null)."""
-    if values is None:
-        return _constant(name, None, dtype, rows)
-    if isinstance(values, pl.Series):
-        return values.cast(dtype).alias(name)
-    return pl.Series(name, values, nan_to_null=values.dtype.kind == "f").cast(dtype)
-
-
-def _constant(name: str, value: Any, dtype: pl.DataType, rows: int) -> pl.Series:
-    return pl.Series(name, [value], dtype=dtype).new_from_index(0, rows)
-
-
-def _where(values: np.ndarray, defined: np.ndarray) -> pl.Series:
-    series = pl.Series(values)
-    return series if defined.all() else series.set(pl.Series(~defined), None)
-
-
-def _turns(turn_index: np.ndarray | None) -> pl.Series | None:
-    return None if turn_index is None else _where(turn_index, turn_index >= 0)
-
-
-def _names(codes: np.ndarray, names: tuple[str | None, ...], dtype: pl.Enum) -> pl.Series:
-    return pl.Series(names, dtype=dtype).gather(pl.Series(codes, dtype=pl.UInt32))
-
-
-def _metadata(metadata: list | None) -> pl.Series | None:
-    if metadata is None or all(entry is None for entry in metadata):
-        return None
-    texts = [None if entry is None else json.dumps(entry) for entry in metadata]
-    return pl.Series(texts, dtype=pl.String)
-
-
-def _admissions_frame(outcome: Outcome) -> pl.DataFrame:
-    handoff = outcome.handoff
-    again = outcome.readmission_request
-    in_decode = np.zeros(len(again), np.bool_)
-    admissions = outcome.admissions
-    if handoff is not None:
-        in_decode = handoff.readmission_in_decode
-        admissions = admissions - handoff.decode_admissions
-    parts = [
-        _first_admissions(admissions, outcome.first_admit_ms, outcome.first_reused_input_tokens),
-        _readmissions(outcome, ~in_decode),
-    ]
-    if handoff is not None:
-        decode = (handoff.decode_admissions, handoff.decode_admit_ms, handoff.decode_first_reused)
-        parts += [_first_admissions(*decode), _readmissions(outcome, in_decode)]
-    request, at_ms, reused = (np.concatenate(columns) for columns in zip(*parts, strict=True))
-    pool = np.repeat(np.arange(len(parts)) // 2, [len(part[0]) for part in parts])
-    if len(parts) > 2 or len(again):
-        order = np.argsort(request, kind="stable")
-        request, at_ms, reused, pool = request[order], at_ms[order], reused[order], pool[order]
-    pools = outcome.pools
-    ranks = [outcome.rank] if handoff is None else [handoff.prefill_rank, outcome.rank]
-    rank = np.array([own[request] for own in ranks])[pool, np.arange(len(request))]
-    dp_size = np.array([own.dp_size for own in pools])[pool]
-    columns = {
-        "request": request,
-        "pool": _names(pool, tuple(own.name for own in pools), POOL),
-        "worker": rank // dp_size,
-        "rank": rank % dp_size,
-        "at_ms": at_ms,
-        "reused": reused,
-    }
-    return pl.DataFrame(
-        [
-            _column(name, columns[name], dtype, len(request))
-            for name, dtype in ADMISSIONS_SCHEMA.items()
-        ]
-    )
-
-
-def _first_admissions(
-    admissions: np.ndarray, at_ms: np.ndarray, reused: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(request, at_ms, reused) of the first admission of each request in one pool."""
-    first = np.flatnonzero(admissions > 0).astype(np.int32)
-    return first, at_ms[first], reused[first]
-
-
-def _readmissions(outcome: Outcome, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(request, at_ms, reused) of some readmissions (bool [k])."""
-    return (
-        outcome.readmission_request[rows],
-        outcome.readmission_at_ms[rows],
-        outcome.readmission_reused[rows],
-    )
-
-
-def _per_request(
-    requests: pl.DataFrame, admissions: pl.DataFrame, pools: tuple[str, ...]
-) -> list[dict]:
-    """Records of the reference's `per_request` list, in its order.
-
-    `pools`: names, in order of placement.
-    """
-    histories: dict[int, list[dict]] = {}
-    for request, pool, _, _, at_ms, reused in admissions.iter_rows():
-        history = histories.setdefault(request, [])
-        in_pool = sum(entry["pool"] == pool for entry in history)
-        history.append(
-            {
-                "admission_ordinal": len(history),
-                "pool_admission_ordinal": in_pool,
-                "pool": pool,
-                "at_ms": at_ms,
-                "reused_input_tokens": reused,
-                "is_readmission": in_pool > 0,
-            }
-        )
-    records = [
-        (_record_order(row, index), _record(row, index, histories.get(index, []), pools))
-        for index, row in enumerate(requests.iter_rows(named=True))
-        if row["terminal_status"] in _TERMINAL
-    ]
-    records.sort(key=lambda pair: pair[0])
-    return [record for _, record in records]
-
-
-def _record_order(row: dict, index: int) -> tuple:
-    name = row["request_id"]
-    return (name is not None, (name or "").encode(), row["arrival_time_ms"], index)
-
-
-_OWN_COLUMNS = (
-    "terminal_reason",
-    "prefill_worker_id",
-    "prefill_dp_rank_used",
-    "decode_worker_id",
-    "decode_dp_rank_used",
-)
-_ABSENT_WHEN_NULL = ("request_id", "play_id", "metadata", "tokenized_ms")
-
-
-def _record(row: dict, index: int, history: list[dict], pools: tuple[str, ...]) -> dict:
-    record = {name: value for name, value in row.items() if name not in _OWN_COLUMNS}
-    for name in _ABSENT_WHEN_NULL:
-        if record[name] is None:
-            del record[name]
-    if "metadata" in record:
-        record["metadata"] = json.loads(record["metadata"])
-    record["itl_ms"] = record.pop("tpot_ms")
-    record["uuid"] = f"{index + 1:032x}"
-    record["uuid"] = "-".join(
-        record["uuid"][a:b] for a, b in ((0, 8), (8, 12), (12, 16), (16, 20), (20, 32))
-    )
-    record["pressure_record_ordinals"] = []
-    record["admission_history"] = history
-    sides = [(pool, "prefill" if pool == "prefill" else "decode") for pool in pools]
-    record["routing_history"] = [
-        _routing(row, pool, side) for pool, side in sides if row[f"{side}_worker_idx"] is not None
-    ]
-    return record
-
-
-def _routing(row: dict, pool: str, side: str) -> dict:
-    return {
-        "pool": pool,
-        "outcome": "immediate",
-        "queue_entered_at_ms": None,
-        "released_at_ms": None,
-        "queue_wait_ms": 0.0,
-        "logical_worker_id": row[f"{side}_worker_id"],
-        "scheduler_id": row[f"{side}_worker_idx"],
-        "dp_rank": row[f"{side}_dp_rank_used"],
-        "reported_overlap_tokens": 0,
-        "selected_overlap_blocks": None,
-        "best_available_overlap_blocks": None,
-        "overlap_regret_blocks": None,
-        "placement_replica_id": None,
-    }
 
 
 def _role_dict(role: Role) -> dict[str, Any]:
@@ -689,51 +316,3 @@ def _timing_dict(priced: tuple[Priced, ...]) -> dict[str, Any]:
         if one.capacity is not None:
             described.setdefault("kv_capacity", {})[stage] = one.capacity.to_dict()
     return described
-
-
-def _summary(report: dict) -> Group:
-    from rich.console import Group
-
-    latencies = _table("metric", "unit", *_SUMMARY_STATISTICS)
-    for label, unit, name, suffix in _SUMMARY_DISTRIBUTIONS:
-        values = [report[f"{statistic}_{name}{suffix}"] for statistic in _SUMMARY_STATISTICS]
-        if values[0] is not None:
-            latencies.add_row(label, unit, *map(_short, values))
-    scalars = _table("metric", "unit", "value")
-    for row in _summary_scalars(report):
-        scalars.add_row(*row)
-    return Group(latencies, scalars) if latencies.row_count else Group(scalars)
-
-
-def _table(label: str, unit: str, *numbers: str) -> Table:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
-    table.add_column(label, overflow="fold")
-    table.add_column(unit, overflow="fold")
-    for number in numbers:
-        table.add_column(number, justify="right", overflow="fold")
-    return table
-
-
-def _short(value: float) -> str:
-    return f"{value:,.3f}" if abs(value) < 10_000 else f"{value:,.1f}"
-
-
-def _summary_scalars(report: dict) -> list[tuple[str, str, str]]:
-    rows = [
-        (label, unit, format(report[name], form))
-        for label, unit, name, form in _SUMMARY_SCALARS
-        if report.get(name) is not None
-    ]
-    counts = {name: report[f"{name}_requests"] for name in layout.STATUS_NAMES[1:]}
-    counts.update({f"  {name}": count for name, count in report["terminal_reasons"].items()})
-    rows += [
-        (name.replace("_", " "), "requests", f"{count:,d}")
-        for name, count in counts.items()
-        if count
-    ]
-    if report["backlog_growing"]:
-        rows.append(("backlog growing", "when arrivals ended", "yes"))
-    return rows

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from vecsim.columns import check_ratio, offsets_of
+from vecsim.columns import check_ratio, float_column, int_column, offsets_of, positive_int
+from vecsim.errors import InputError
 
 if TYPE_CHECKING:
     from vecsim.descriptors import Traffic
@@ -59,6 +60,29 @@ class Sessions:
         """(int64 [count + 1] offsets, int64 [n] rows): the rows of each session in turn order."""
         counts = np.bincount(self.session, minlength=self.count)
         return offsets_of(counts), np.lexsort((self.turn, self.session))
+
+    def checked(self, n: int) -> Sessions:
+        """The same sessions of n rows, with columns of the dtypes above.
+
+        Raises:
+            InputError: a column of the wrong length or range, turns that are not 0, 1, 2 ...
+        """
+        count = positive_int("count", self.count)
+        expected = f"a session below count = {count}"
+        session = int_column("session", self.session, n, 0, count - 1, expected)
+        turn = int_column("turn", self.turn, n, 0, n, "the place of the row in its session")
+        delay_ms = _floats("delay_ms", self.delay_ms, n)
+        sizes = np.bincount(session, minlength=count)
+        rows = np.lexsort((turn, session))
+        places = np.arange(n) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        _refuse_first("turn", turn, rows[turn[rows] != places], "0, 1, 2 ... in each session")
+        if not sizes.all():
+            raise InputError("count", count, "the number of sessions, each with a row")
+        early = np.flatnonzero((turn == 0) & (delay_ms != 0.0))
+        _refuse_first("delay_ms", delay_ms, early, "0 for a first turn")
+        return replace(
+            self, session=session.astype(np.int32), turn=turn.astype(np.int32), delay_ms=delay_ms
+        )
 
     def speedup(self, ratio: float) -> Sessions:
         """The same sessions with every delay divided by `ratio`."""
@@ -111,6 +135,43 @@ class Dependencies:
     play_id: pl.Series
     lanes: int | None = None
 
+    def checked(self, n: int) -> Dependencies:
+        """The same graph of n rows, with columns of the dtypes above.
+
+        Raises:
+            InputError: a column of the wrong length or range, an edge to another play, a cycle.
+        """
+        offsets = int_column("offsets", self.offsets, n + 1, 0, len(self.source), "a position")
+        if offsets[0] != 0 or offsets[-1] != len(self.source) or (np.diff(offsets) < 0).any():
+            raise InputError("offsets", offsets.tolist(), "a rising sequence over all edges")
+        edges = len(self.source)
+        source = int_column("source", self.source, edges, 0, n - 1, "a row")
+        completion = np.asarray(self.on_completion)
+        if completion.dtype == bool:
+            completion = completion.astype(np.int8)
+        completion = int_column("on_completion", completion, edges, 0, 1, "true or false")
+        node = int_column("node", self.node, n, 0, n - 1, "a place in the order of the rows")
+        if len(np.unique(node)) != n:
+            raise InputError("node", "a place twice", "every place once")
+        plays = len(self.play_id)
+        play = int_column("play", self.play, n, 0, plays - 1, "an index of play_id")
+        target = np.repeat(np.arange(n), np.diff(offsets))
+        expected = "a row of the same play"
+        _refuse_first("source", source, np.flatnonzero(play[source] != play[target]), expected)
+        _check_order(n, source, target)
+        if self.lanes is not None:
+            positive_int("lanes", self.lanes)
+        return replace(
+            self,
+            offsets=offsets,
+            source=source.astype(np.int32),
+            on_completion=completion.astype(bool),
+            delay_ms=_floats("delay_ms", self.delay_ms, edges),
+            not_before_ms=_floats("not_before_ms", self.not_before_ms, n),
+            node=node.astype(np.int32),
+            play=play.astype(np.int32),
+        )
+
     def speedup(self, ratio: float) -> Dependencies:
         """The same graph with every `not_before_ms` and delay divided by `ratio`."""
         ratio = check_ratio("ratio", ratio)
@@ -138,3 +199,36 @@ class Dependencies:
             play=index.astype(np.int32),
             play_id=self.play_id.gather(play),
         )
+
+
+def _floats(name: str, values: np.ndarray, n: int) -> np.ndarray:
+    """float64 [n], finite and 0 or more."""
+    column = float_column(name, values)
+    if len(column) != n:
+        raise InputError(name, f"{len(column)} values", f"{n} values")
+    return column
+
+
+def _refuse_first(name: str, column: np.ndarray, rows: np.ndarray, expected: str) -> None:
+    if rows.size:
+        row = int(rows[0])
+        raise InputError(f"{name}[{row}]", column[row].item(), expected)
+
+
+def _check_order(n: int, source: np.ndarray, target: np.ndarray) -> None:
+    """Raise InputError where requests wait for each other in a circle."""
+    missing = np.bincount(target, minlength=n)
+    by_source = target[np.argsort(source, kind="stable")]
+    followers = offsets_of(np.bincount(source, minlength=n))
+    ready = np.flatnonzero(missing == 0).tolist()
+    reached = 0
+    while ready:
+        row = ready.pop()
+        reached += 1
+        for other in by_source[followers[row] : followers[row + 1]].tolist():
+            missing[other] -= 1
+            if missing[other] == 0:
+                ready.append(other)
+    if reached < n:
+        row = int(np.flatnonzero(missing)[0])
+        raise InputError(f"source of row {row}", "a cycle", "rows that can be put in an order")

@@ -9,7 +9,7 @@ from msgspec import inspect
 
 from vecsim.checks import optional_positive, refuse
 from vecsim.descriptors import AicTiming, ExternalTiming, RooflineTiming
-from vecsim.errors import InputError, NotSupportedYetError
+from vecsim.errors import NotSupportedYetError
 from vecsim.inspection import Inspection
 from vecsim.roles import Role
 
@@ -17,7 +17,7 @@ _AIC = inspect.type_info(AicTiming)
 _FRACTIONS = ("gpu_memory_utilization", "mem_fraction_static", "free_gpu_memory_fraction")
 _COUNTS = {
     AicTiming: ("tp", "pp", "attention_dp", "moe_tp_size", "moe_ep_size", "cp_size", "dcp"),
-    RooflineTiming: ("tp", "pp", "attention_dp", "moe_tp", "moe_ep"),
+    RooflineTiming: ("tp", "attention_dp", "moe_tp", "moe_ep"),
 }
 _UNBUILT = {
     "estimation_mode": (None, "op_level", "auto"),
@@ -118,9 +118,3 @@ def _check_aic(where: str, model: AicTiming, role: Role) -> None:
         value: Any = getattr(model, name)
         if value not in values:
             raise NotSupportedYetError(f"{where}.{name}", str(value))
-
-
-def check_count(where: str, product: int, expected: int, meaning: str) -> None:
-    """Raise InputError unless two ways to count the GPUs of a layer agree."""
-    if product != expected:
-        raise InputError(where, product, f"{expected}, {meaning}")

@@ -242,11 +242,11 @@ class Workload:
     def checked(self) -> Workload:
         """The same requests, checked and with columns of the dtypes above; itself if they are so.
 
-        `sessions` and `dependencies` are taken as they are. Once found right, a workload is not
-        looked at again.
+        Once found right, a workload is not looked at again.
 
         Raises:
-            InputError: a column of the wrong length, type or range; names column and row.
+            InputError: a column of the wrong length, type or range, turns or edges that fit no
+                order; names column and row.
         """
         if self._right:
             return self
@@ -262,11 +262,29 @@ class Workload:
             for name, given in columns.items()
             if not _same_column(given, getattr(right, name))
         }
+        changed.update(self._checked_waits())
         if self.session_cap is not None:
             positive_int("session_cap", self.session_cap)
         result = replace(self, **changed, _trees={}) if changed else self
         object.__setattr__(result, "_right", True)
         return result
+
+    def _checked_waits(self) -> dict[str, Any]:
+        """`sessions` and `dependencies` as they should be, where they are not."""
+        waits = {"sessions": self.sessions, "dependencies": self.dependencies}
+        waits = {name: given for name, given in waits.items() if given is not None}
+        if len(waits) == 2:
+            raise InputError("dependencies", "beside sessions", "one of the two")
+        changed = {}
+        for name, given in waits.items():
+            try:
+                right = given.checked(len(self))
+            except InputError as error:
+                raise InputError(f"{name}.{error.where}", error.value, error.expected) from None
+            columns = vars(given).items()
+            if not all(_same_column(column, getattr(right, key)) for key, column in columns):
+                changed[name] = right
+        return changed
 
     def lengths_only(self) -> Workload:
         """The same requests without content: no prompt shares a prefix with another."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import gzip
 import json
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -174,16 +175,17 @@ def ask_reference(
     reference: Reference, path: Path, config: dict[str, Any], rank: dict[str, Any]
 ) -> dict[str, float]:
     """The reference's means for a workload under its own external timing."""
-    plain = Path(f"/tmp/{path.name.removesuffix('.gz')}")
-    plain.write_bytes(gzip.decompress(path.read_bytes()))
     timing = {"type": "external", "provider": "aic", "config": config}
-    traffic = {
-        "source_type": "trace",
-        "trace_format": "mooncake",
-        "trace_path": str(plain),
-        "trace_block_size": _BLOCK,
-    }
-    answer = reference.ask({"spec": recorded.spec(timing, rank), "traffic": traffic})
+    with tempfile.NamedTemporaryFile(suffix=".jsonl") as plain:
+        plain.write(gzip.decompress(path.read_bytes()))
+        plain.flush()
+        traffic = {
+            "source_type": "trace",
+            "trace_format": "mooncake",
+            "trace_path": plain.name,
+            "trace_block_size": _BLOCK,
+        }
+        answer = reference.ask({"spec": recorded.spec(timing, rank), "traffic": traffic})
     if "error" in answer:
         sys.exit(answer["error"])
     report = answer.get("report", answer)
@@ -199,19 +201,23 @@ def differences(
     return {name: 100.0 * (report[name] / value - 1.0) for name, value in truth.items()}
 
 
-def workloads(folder: Path = Path("/tmp/vecsim-aic")) -> None:
-    """Ten workloads for each of three deployments, through both engines."""
+def workloads() -> None:
+    """Ten workloads for each of five deployments, through both engines."""
     reference = Reference(sys.executable, limit_s=120.0)
-    for config, rate in ((QWEN, 4.0), (LLAMA, 10.0), (MOE, 5.0)):
-        found: list[dict[str, float]] = []
-        for seed in SEEDS:
-            path = folder / f"{seed}.jsonl.gz"
-            write_workload(path, 100 + seed, rate, longest=20_000)
-            rank = {"max_num_seqs": 256, "max_num_batched_tokens": 8192}
-            truth = ask_reference(reference, path, config, rank)
-            timing = {"type": "external", "provider": "aic", "config": config}
-            found.append(differences(path, timing, rank, truth))
-        print_differences(config["model"], found)
+    deployments = [(QWEN, 4.0), (LLAMA, 10.0), (MOE, 5.0)]
+    deployments += [({**LLAMA, "backend": backend}, 10.0) for backend in ("sglang", "trtllm")]
+    with tempfile.TemporaryDirectory() as folder:
+        for config, rate in deployments:
+            rank = {"backend": config["backend"], "max_num_seqs": 256}
+            rank["max_num_batched_tokens"] = 8192
+            found = []
+            for seed in SEEDS:
+                path = Path(folder) / f"{seed}.jsonl.gz"
+                write_workload(path, 100 + seed, rate, longest=20_000)
+                truth = ask_reference(reference, path, config, rank)
+                timing = {"type": "external", "provider": "aic", "config": config}
+                found.append(differences(path, timing, rank, truth))
+            print_differences(f"{config['model']} {config['backend']}", found)
     reference.close()
 
 

@@ -19,8 +19,8 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
+from vecsim.frames import REQUESTS_SCHEMA
 from vecsim.replaying import replay
-from vecsim.result import REQUESTS_SCHEMA
 from vecsim.sweeps.axes import points_of
 from vecsim.sweeps.evaluating import Evaluator, prepare
 from vecsim.sweeps.plan_files import SWEEP_KEYS, read_plan

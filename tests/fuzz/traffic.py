@@ -175,6 +175,7 @@ class Draw:
             length, ids = self._prompt(known)
             row = {"request_id": f"r{k}", "timestamp": self._time(), "input_length": length}
             row |= {"output_length": self.rng.randint(0, 9), "hash_ids": ids}
+            self._plan(row, f"r{k}")
             sources = self.rng.sample(names, min(len(names), self.rng.randint(0, 2)))
             if sources:
                 row |= {"wait_for": sources, "tool_wait_ms": self._time()}

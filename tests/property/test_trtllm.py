@@ -3,6 +3,7 @@
 import pytest
 
 from tests.fuzz import specs, trial
+from vecsim.replaying import replay
 
 SEEDS_PER_FEATURE = 60
 WITH = (
@@ -63,3 +64,23 @@ def test_random_specs_meet_the_edges():
     assert clamped >= 20
     assert sizes == {2, 3, 4, 8, 16}
     assert chunking == {True, False}
+
+
+def test_a_whole_hit_comes_in_where_an_empty_prompt_took_more_than_was_left():
+    """As the reference answers: the pool of one block is promised twice, and the repeated prompt
+    needs no block of its own."""
+    prompt = {"input_tokens": 3, "output_tokens": 0, "input_token_ids": [0, 0, 0]}
+    empty = {"input_tokens": 0, "output_tokens": 1}
+    timing = {"type": "fixed", "prefill_ms": 10, "decode_ms": 1}
+    rank = {"backend": "trtllm", "block_size": 3, "num_gpu_blocks": 1, "timing_model": timing}
+    payload = {
+        "version": 1,
+        "topology": {"kind": "aggregated", "workers": {"initial_workers": 1}},
+        "engine": {"rank": rank},
+        "requests": [
+            {"id": f"r{k}", "arrival_time_ms": 0.0, **row}
+            for k, row in enumerate((prompt, empty, prompt))
+        ],
+    }
+    rows = replay(payload).requests.select("first_admit_ms", "reused_input_tokens").rows()
+    assert rows == [(0.0, 0), (0.0, 0), (0.0, 3)]

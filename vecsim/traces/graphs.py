@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from vecsim.columns import flatten, offsets_of
+from vecsim.columns import flatten, number_ids, offsets_of
 from vecsim.errors import MISSING, InputError
+from vecsim.selection import take_spans
 from vecsim.traces.json_rows import Place
 from vecsim.traces.table import Graph, TraceTable
 from vecsim.traces.times import Times
@@ -62,7 +63,8 @@ def graph_table(nodes: Sequence[Node], block: int, **more: Any) -> TraceTable:
         numbers=np.array([node.place.number for node in nodes], np.int64),
         session_id=pl.Series("session_id", [node.session_id for node in nodes], pl.String),
         request_id=pl.Series("request_id", [node.request_id for node in nodes], pl.String),
-        ids=flatten([node.hash_ids for node in nodes], np.uint64),
+        ids=_numbered_ids(nodes),
+        raw_ids=True,
         block_size=block,
         planned=flatten(planned, np.uint32) if any(planned) else None,
         graph=Graph(
@@ -76,6 +78,14 @@ def graph_table(nodes: Sequence[Node], block: int, **more: Any) -> TraceTable:
         ),
         **more,
     )
+
+
+def _numbered_ids(nodes: Sequence[Node]) -> tuple[np.ndarray, np.ndarray]:
+    """(int64 [n + 1] offsets, uint32 ids) of the nodes' hash ids, numbered by first appearance in
+    order of request ids: as token values, which planned outputs may hold as well."""
+    order = sorted(range(len(nodes)), key=lambda row: nodes[row].request_id)
+    offsets, ids = flatten([nodes[row].hash_ids for row in order], np.uint64)
+    return take_spans(offsets, number_ids(ids), np.argsort(order))
 
 
 def _rows_by_id(nodes: Sequence[Node]) -> dict[str, int]:
