@@ -145,17 +145,39 @@ def count_visible(words, counts):
         words: int64 [k], the log, or a part of it.
         counts: int64 [2, ranks]: visible blocks, and blocks logged since the last mark; added to.
     """
-    at = np.int64(0)
-    while at < len(words):
+    for at in range(0, len(words), 2):
         what = words[at] >> ROW_BITS
         rank = what >> KIND_BITS
-        at += 1
         if what & _KIND_MASK == VISIBLE:
             counts[0, rank] += counts[1, rank]
             counts[1, rank] = 0
-            at += 1
         else:
-            counts[1, rank] += 1
+            counts[1, rank] += abs(words[at + 1])
+
+
+@inner
+def fill_stored(columns, hashes, before, to, event_id, row, count):
+    """Enter `count` stored blocks of an event, the rows from `row` up, from the entry `to` on."""
+    for k in range(count):
+        columns.event_id[to + k] = event_id
+        columns.removed[to + k] = False
+        columns.hashes[TOKENS_HASH, to + k] = hashes[TOKENS_HASH, row + k]
+        columns.hashes[BLOCK_HASH, to + k] = hashes[BLOCK_HASH, row + k]
+        parent = before[row + k]
+        columns.rootless[to + k] = parent < 0
+        if parent >= 0:
+            columns.hashes[PARENT_HASH, to + k] = hashes[BLOCK_HASH, parent]
+
+
+@inner
+def fill_removed(columns, hashes, to, event_id, row, count):
+    """Enter removed blocks of an event, the rows from `row` up, or with a negative count, down."""
+    step = np.int64(1 if count > 0 else -1)
+    for k in range(abs(count)):
+        columns.event_id[to + k] = event_id
+        columns.removed[to + k] = True
+        columns.rootless[to + k] = True
+        columns.hashes[BLOCK_HASH, to + k] = hashes[BLOCK_HASH, row + step * k]
 
 
 @entry
@@ -170,39 +192,27 @@ def fill_columns(words, times, hashes, before, places, columns):
             the last mark begin, where its part of the columns ends, events so far.
         columns: `Columns`.
     """
-    at = np.int64(0)
-    while at < len(words):
-        word = words[at]
-        what = word >> ROW_BITS
+    for at in range(0, len(words), 2):
+        what = words[at] >> ROW_BITS
         rank = what >> KIND_BITS
         kind = what & _KIND_MASK
-        at += 1
-        if kind == VISIBLE:
-            time = times[at]
-            at += 1
-            for to in range(places[1, rank], places[0, rank]):
-                columns.at_ms[to] = time
-            places[1, rank] = places[0, rank]
-            continue
         to = places[0, rank]
+        if kind == VISIBLE:
+            columns.at_ms[places[1, rank] : to] = times[at + 1]
+            places[1, rank] = to
+            continue
         if to == places[2, rank]:
             # Logged, but never visible.
             continue
-        places[0, rank] = to + 1
+        count = words[at + 1]
+        places[0, rank] = to + abs(count)
         places[3, rank] += np.int64(kind in (STORED_FIRST, REMOVED_FIRST))
-        row = word & _ROW_MASK
-        removed = kind >= REMOVED_FIRST
-        columns.event_id[to] = places[3, rank] - 1
-        columns.removed[to] = removed
-        columns.hashes[BLOCK_HASH, to] = hashes[BLOCK_HASH, row]
-        columns.rootless[to] = removed
-        if removed:
-            continue
-        columns.hashes[TOKENS_HASH, to] = hashes[TOKENS_HASH, row]
-        if before[row] >= 0:
-            columns.hashes[PARENT_HASH, to] = hashes[BLOCK_HASH, before[row]]
+        event_id = places[3, rank] - 1
+        row = words[at] & _ROW_MASK
+        if kind >= REMOVED_FIRST:
+            fill_removed(columns, hashes, to, event_id, row, count)
         else:
-            columns.rootless[to] = True
+            fill_stored(columns, hashes, before, to, event_id, row, count)
 
 
 @entry

@@ -1,6 +1,6 @@
 """The log of KV events: which blocks became findable, which are gone, and when it could be seen.
 
-A rank logs an event when it decides it, block by block: `log_block`. It becomes visible later, when
+A rank logs an event when it decides it, run by run: `log_blocks`. It becomes visible later, when
 the pass ends or the command is done: `mark_visible` closes all that the rank has logged since, with
 the time. What is never closed (a pass cut by the time limit) was never seen. Ranks of several
 workers may write in turns; the order counts within a rank only.
@@ -18,9 +18,10 @@ import numpy as np
 from vecsim.kernels.jit import inner
 from vecsim.kernels.layout import SCHEDULER_ID, Requests
 
-# --- a word of the log: rank, kind, row -----------------------------------------------------------
+# --- an entry of the log: a word of rank, kind and row, and a second word -------------------------
 STORED_FIRST, STORED_NEXT, REMOVED_FIRST, REMOVED_NEXT, VISIBLE = (np.int64(k) for k in range(5))
-"""FIRST begins an event, NEXT goes on with it. The word after VISIBLE is a time (ms, float64)."""
+"""FIRST begins an event, NEXT goes on with it. The second word is the number of blocks, which have
+consecutive rows, negative where these fall; of VISIBLE it is a time (ms, float64)."""
 KIND_BITS = np.int64(3)
 ROW_BITS = np.int64(32)
 
@@ -31,7 +32,7 @@ LOG_STATE = 2
 
 # --- `EventLog.ranks`: int64 [LOG_RANK, ranks] ----------------------------------------------------
 (
-    OPEN,  # blocks logged since the last mark
+    OPEN,  # runs of blocks logged since the last mark
     TAKEN,  # blocks taken during the stretch being walked
     NEXT_REMOVED,  # SGLang: what a removed page would be, REMOVED_FIRST or REMOVED_NEXT
     LAST_STORED,  # SGLang: row of the page stored last, if a Stored event may go on; or NONE
@@ -84,12 +85,13 @@ class ObservedScratch(NamedTuple):
 
 
 @inner
-def log_block(events, s, kind, row):
-    """One block of an event of the rank `s`."""
+def log_blocks(events, s, kind, row, count):
+    """Blocks of an event of the rank `s`: rows from `row` up, or with a negative count, down."""
     rank = s[SCHEDULER_ID]
     at = events.state[LENGTH]
     events.words[at] = (((rank << KIND_BITS) | kind) << ROW_BITS) | row
-    events.state[LENGTH] = at + 1
+    events.words[at + 1] = count
+    events.state[LENGTH] = at + 2
     events.ranks[OPEN, rank] += 1
 
 

@@ -33,7 +33,7 @@ from vecsim.kernels.events import (
     STORED_FIRST,
     STORED_NEXT,
     TAKEN,
-    log_block,
+    log_blocks,
     log_has_room,
     mark_visible,
 )
@@ -73,12 +73,11 @@ def log_pages(pools, s, q, first, end, kind, following):
     last = NONE
     while page < end:
         row, count = row_run(pools.named, s, q, page)
-        for _ in range(min(count, end - page)):
-            log_block(pools.events, s, kind, row)
-            kind = following
-            last = row
-            page += 1
-            row += 1
+        count = min(count, end - page)
+        log_blocks(pools.events, s, kind, row, count)
+        kind = following
+        last = row + count - 1
+        page += count
     return last
 
 

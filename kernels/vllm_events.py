@@ -21,7 +21,7 @@ from vecsim.kernels.events import (
     STORED_FIRST,
     STORED_NEXT,
     TAKEN,
-    log_block,
+    log_blocks,
     log_has_room,
     mark_visible,
 )
@@ -39,6 +39,7 @@ from vecsim.kernels.layout import (
     IDLE,
     IDLE_HEAD,
     ISL,
+    NONE,
     OWN_BEFORE,
     OWN_TAIL,
     PARTICIPATES,
@@ -60,6 +61,8 @@ def evict(requests, pools, s, count):
     """Evict `count` idle blocks, and log those of which no copy is left."""
     s[IDLE] -= count
     kind = REMOVED_FIRST
+    first = NONE
+    run = np.int64(0)
     for _ in range(count):
         copy = s[IDLE_HEAD]
         if s[EVICTION_POLICY] == EVICT_BELADY:
@@ -67,9 +70,17 @@ def evict(requests, pools, s, count):
         row = np.int64(pools.nodes[ROW, copy])
         blockpool.unlink_idle(pools, s, copy)
         blockpool.forget_copy(pools, s, copy)
-        if pools.index[PRIMARY, row] < 0:
-            log_block(pools.events, s, kind, row)
+        if pools.index[PRIMARY, row] >= 0:
+            continue
+        if run > 0 and row != first - run:
+            log_blocks(pools.events, s, kind, first, -run)
             kind = REMOVED_NEXT
+            run = np.int64(0)
+        if run == 0:
+            first = row
+        run += 1
+    if run > 0:
+        log_blocks(pools.events, s, kind, first, -run)
 
 
 @inner
@@ -78,20 +89,30 @@ def publish(requests, pools, s, q, first, end):
     if s[PREFIX_CACHING] == 0:
         return
     kind = STORED_FIRST
+    begin = NONE
+    run = np.int64(0)
     block = first
     while block < end:
         row, count = blockpool.row_run(requests, s, q, block)
         for _ in range(min(count, end - block)):
-            if pools.index[PRIMARY, row] < 0:
-                log_block(pools.events, s, kind, row)
+            found = pools.index[PRIMARY, row] >= 0
+            if run > 0 and (found or row != begin + run):
+                log_blocks(pools.events, s, kind, begin, run)
                 kind = STORED_NEXT
-            else:
+                run = np.int64(0)
+            if found:
                 kind = STORED_FIRST
+            else:
+                if run == 0:
+                    begin = row
+                run += 1
             copy = blockpool.new_copy(pools, s, row)
             pools.nodes[OWN_BEFORE, copy] = requests.state[OWN_TAIL, q]
             requests.state[OWN_TAIL, q] = copy
             block += 1
             row += 1
+    if run > 0:
+        log_blocks(pools.events, s, kind, begin, run)
 
 
 _pool = rebound(blockpool, evict=evict, publish=publish)

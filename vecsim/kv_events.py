@@ -83,11 +83,11 @@ def words_a_pass(instances: np.ndarray, ranks: Ranks, dp_size: int) -> np.ndarra
     """int64 [workers], most words that a worker logs in a pass or stretch.
 
     Each request stores each of its blocks once at most, and what goes was there before or came in
-    between; two words mark the end of each pass of a stretch. `instances` int64 [ranks]: blocks of
-    all requests of a rank.
+    between; a block takes two words at most, and two more mark the end of its pass. `instances`
+    int64 [ranks]: blocks of all requests of a rank.
     """
     held = np.minimum(instances, ranks.fields[:, layout.NUM_BLOCKS])
-    return (3 * (2 * instances + held)).reshape(-1, dp_size).sum(axis=1)
+    return (4 * (2 * instances + held)).reshape(-1, dp_size).sum(axis=1)
 
 
 def new_log(watched: Watched, ranks: int, coupled: bool) -> EventLog:
