@@ -20,9 +20,13 @@ from vecsim.kernels.layout import SCHEDULER_ID, Requests
 
 # --- a word of the log: rank, kind, row -----------------------------------------------------------
 STORED_FIRST, STORED_NEXT, REMOVED_FIRST, REMOVED_NEXT, VISIBLE = (np.int64(k) for k in range(5))
-"""FIRST begins an event, NEXT goes on with it. The word after VISIBLE is a time (ms, float64)."""
+"""FIRST begins an event, NEXT goes on with it. VISIBLE has an occasion in place of the row; the word
+after it is a time (ms, float64)."""
 KIND_BITS = np.int64(3)
 ROW_BITS = np.int64(32)
+
+# --- when a rank hands its events over: the end of a pass, or a command of a handoff --------------
+AT_PASS_END, AT_RESERVE, AT_ACTIVATE, AT_RELEASE = (np.int64(k) for k in range(4))
 
 # --- `EventLog.state` -----------------------------------------------------------------------------
 LENGTH, ROOM_FOR_A_PASS = (np.int64(k) for k in range(2))
@@ -94,13 +98,13 @@ def log_block(events, s, kind, row):
 
 
 @inner
-def mark_visible(events, s, now):
+def mark_visible(events, s, now, occasion):
     """What the rank `s` logged since the last mark can be seen from `now` (ms, float64) on."""
     rank = s[SCHEDULER_ID]
     if events.ranks[OPEN, rank] == 0:
         return
     at = events.state[LENGTH]
-    events.words[at] = ((rank << KIND_BITS) | VISIBLE) << ROW_BITS
+    events.words[at] = (((rank << KIND_BITS) | VISIBLE) << ROW_BITS) | occasion
     events.words[at + 1] = np.float64(now).view(np.int64)
     events.state[LENGTH] = at + 2
     events.ranks[OPEN, rank] = 0
