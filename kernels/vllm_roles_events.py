@@ -6,17 +6,7 @@ the decode rank when its request is activated, not before (reference: runtimes, 
 
 from __future__ import annotations
 
-import numpy as np
-
-from vecsim.kernels import (
-    blockpool,
-    placing,
-    vllm,
-    vllm_events,
-    vllm_queue,
-    vllm_rank,
-    vllm_roles,
-)
+from vecsim.kernels import placing, vllm, vllm_events, vllm_rank, vllm_roles
 from vecsim.kernels.events import (
     AT_ACTIVATE,
     AT_PASS_END,
@@ -35,35 +25,25 @@ from vecsim.kernels.handoff_events import (
     log_step,
 )
 from vecsim.kernels.jit import inner
-from vecsim.kernels.layout import DESTINATION, RESERVES_OUTPUT, ROLE
+from vecsim.kernels.layout import DESTINATION, ROLE
 from vecsim.kernels.rebinding import rebound
 
 
 # --- the pass -------------------------------------------------------------------------------------
-@inner
-def find_prefix(requests, pools, s, q, most):
-    """As ever; a TensorRT-LLM destination has its blocks named, but never looks one up."""
-    if s[ROLE] == DESTINATION and s[RESERVES_OUTPUT] != 0:
-        return np.int64(0), np.int64(0)
-    return blockpool.find_prefix(requests, pools, s, q, most)
-
-
-_queue = rebound(vllm_queue, find_prefix=find_prefix)
-_bases = (vllm_events.pool, _queue)
 _running = {
     "schedule_running": vllm_events.schedule_running,
     "dissolve_scheduled_front": vllm_events.dissolve_scheduled_front,
 }
-_vllm = rebound(vllm, *_bases, **_running)
+_vllm = rebound(vllm, vllm_events.pool, **_running)
 _admission = rebound(
     vllm,
-    *_bases,
+    vllm_events.pool,
     queue_head=vllm_roles.ordinary_head,
     drop_head=vllm_roles.drop_head,
     settle_standstill=vllm_roles.settle_standstill,
     **_running,
 )
-_ends = rebound(vllm_roles, _vllm, *_bases, _admit_ordinary=_admission.admit_waiting)
+_ends = rebound(vllm_roles, _vllm, vllm_events.pool, _admit_ordinary=_admission.admit_waiting)
 
 
 @inner
@@ -74,15 +54,11 @@ def finish(requests, pools, w, s, q, end):
     _ends.finish(requests, pools, w, s, q, end)
 
 
-_pass = rebound(vllm, *_bases, admit_waiting=_ends.admit_waiting, finish=finish, **_running)
-_rank = rebound(vllm_rank, _pass, _queue)
-_roles = rebound(vllm_roles, _vllm, _rank, *_bases, _rank=_rank)
-_steady = rebound(
-    vllm_rank,
-    _queue,
-    queue_head=vllm_roles.head,
-    head_keeps_waiting=_roles.head_keeps_waiting,
+_pass = rebound(
+    vllm, vllm_events.pool, admit_waiting=_ends.admit_waiting, finish=finish, **_running
 )
+_rank = rebound(vllm_rank, _pass)
+_roles = rebound(vllm_roles, _vllm, vllm_events.pool, _rank=_rank)
 
 
 @inner
@@ -93,7 +69,6 @@ def apply(requests, pools, times, scratch, w, s, f, lists, start, end):
 
 
 SCHEDULER = vllm_roles.SCHEDULER._replace(
-    steady_passes=_steady.steady_passes,
     schedule=_roles.schedule,
     apply=apply,
     settle_stretch=_rank.settle_stretch,
