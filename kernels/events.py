@@ -2,7 +2,7 @@
 
 A rank logs an event when it decides it, block by block: `log_block`. It becomes visible later, when
 the pass ends or the command is done: `mark_visible` closes all that the rank has logged since, with
-the time. What is never closed (a pass cut by the time limit) was never seen. Ranks of several
+the time and the occasion. What is never closed (a pass cut by the time limit) was never seen. Ranks of several
 workers may write in turns; the order counts within a rank only.
 
 A block is named by its row of the prefix index; `kernels.event_columns` gives rows their hashes and
@@ -20,8 +20,8 @@ from vecsim.kernels.layout import SCHEDULER_ID, Requests
 
 # --- a word of the log: rank, kind, row -----------------------------------------------------------
 STORED_FIRST, STORED_NEXT, REMOVED_FIRST, REMOVED_NEXT, VISIBLE = (np.int64(k) for k in range(5))
-"""FIRST begins an event, NEXT goes on with it. VISIBLE has an occasion in place of the row; the word
-after it is a time (ms, float64)."""
+"""FIRST begins an event, NEXT goes on with it. VISIBLE has an occasion in place of the row; the
+word after it is a time (ms, float64)."""
 KIND_BITS = np.int64(3)
 ROW_BITS = np.int64(32)
 

@@ -24,6 +24,7 @@ from vecsim.kernels import (
 )
 from vecsim.kernels.blockpool import row_run
 from vecsim.kernels.events import (
+    AT_PASS_END,
     DECODES,
     KEPT,
     LAST_STORED,

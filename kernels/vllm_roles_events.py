@@ -28,7 +28,6 @@ from vecsim.kernels.jit import inner
 from vecsim.kernels.layout import DESTINATION, ROLE
 from vecsim.kernels.rebinding import rebound
 
-
 # --- the pass -------------------------------------------------------------------------------------
 _running = {
     "schedule_running": vllm_events.schedule_running,

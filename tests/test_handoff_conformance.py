@@ -1,4 +1,4 @@
-"""The handoff conformance fixture: it passes for every backend, and fails where a rule is broken."""
+"""The handoff conformance fixture: passes for every backend, fails where a rule is broken."""
 
 import os
 import subprocess
@@ -36,9 +36,7 @@ def config_of(backend="vllm", **rank):
 
 
 def request_of(prompt=10, output=2):
-    return ReplayRequest(
-        id="a", arrival_time_ms=0.0, input_tokens=prompt, output_tokens=output
-    )
+    return ReplayRequest(id="a", arrival_time_ms=0.0, input_tokens=prompt, output_tokens=output)
 
 
 def expected(backend):

@@ -10,7 +10,6 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
-import numpy as np
 import polars as pl
 
 from vecsim.descriptors import Backend, EngineDescriptor, ReplayRequest

@@ -112,9 +112,8 @@ def test_steps(kind):
         for row in set(log.request.tolist()):
             own = log.kind[log.request == row].tolist()
             # A source may be released after its request has ended.
-            assert [k for k in own if k != steps.SOURCE_RELEASED] == sorted(
-                k for k in own if k != steps.SOURCE_RELEASED
-            )
+            own_order = [k for k in own if k != steps.SOURCE_RELEASED]
+            assert own_order == sorted(own_order)
             assert len(set(own)) == len(own)
         frame = observed.kv_events
         early = frame.filter(pl.col("kind") == "stored", pl.col("occasion") == "reserve")
