@@ -2,8 +2,8 @@
 
 A rank logs an event when it decides it, block by block: `log_block`. It becomes visible later, when
 the pass ends or the command is done: `mark_visible` closes all that the rank has logged since, with
-the time and the occasion. What is never closed (a pass cut by the time limit) was never seen. Ranks of several
-workers may write in turns; the order counts within a rank only.
+the time and the occasion. What is never closed (a pass cut by the time limit) was never seen. Ranks
+of several workers may write in turns; the order counts within a rank only.
 
 A block is named by its row of the prefix index; `kernels.event_columns` gives rows their hashes and
 numbers the events (reference: vLLM backend, section 12; runtimes, section 10).
