@@ -96,7 +96,7 @@ from vecsim.kernels.placement import enqueue, tokenized_at
 from vecsim.kernels.records import end_request
 from vecsim.kernels.stretch import LOOKS_AHEAD, OBSERVES, walk_stretch
 from vecsim.kernels.tournament import first_leaf, set_leaf
-from vecsim.kernels.worker import WorkerKernels, earliest_arrival
+from vecsim.kernels.worker import WorkerKernels
 
 
 # --- queues ---------------------------------------------------------------------------------------
@@ -178,6 +178,20 @@ def transfer_ms(handoff, q, prompt, block_size):
 def dp_size_of(side):
     """Attention-DP ranks of each worker of a pool."""
     return np.int64(len(side.ranks.fields)) // np.int64(len(side.workers.state))
+
+
+@inner
+def next_arrival(side, worker, dp_size, now):
+    """The next time at which a request is through tokenization; blocked ones may stand before
+    it."""
+    due = np.inf
+    for r in range(worker * dp_size, (worker + 1) * dp_size):
+        q = side.ranks.fields[r, QUEUE_HEAD]
+        while q >= 0 and side.requests.time[ARRIVAL, q] <= now:
+            q = np.int64(side.requests.state[NEXT, q])
+        if q >= 0:
+            due = min(due, side.requests.time[ARRIVAL, q])
+    return due
 
 
 def bind(worker: WorkerKernels, rank: HandoffRank, source_first: bool) -> Callable:
@@ -360,7 +374,7 @@ def bind(worker: WorkerKernels, rank: HandoffRank, source_first: bool) -> Callab
             if arrival <= now:
                 wake(handoff, worker)
             else:
-                due = earliest_arrival(prefill.ranks, prefill.requests, worker, dp_size)
+                due = next_arrival(prefill, worker, dp_size, now)
                 set_leaf(handoff.passes, worker, due)
 
     @inner
@@ -562,8 +576,8 @@ def bind(worker: WorkerKernels, rank: HandoffRank, source_first: bool) -> Callab
                     continue
             if w[PENDING] == NO_PASS:
                 if is_source:
-                    due = earliest_arrival(side.ranks, side.requests, worker, dp_size)
-                    if due > now:
+                    due = next_arrival(side, worker, dp_size, now)
+                    if due < np.inf:
                         set_leaf(handoff.passes, first_worker + worker, due)
                 return DONE
             if end > now:
