@@ -26,7 +26,7 @@ from vecsim.kernels.events import (
 )
 from vecsim.kernels.hashing import SEED, chained, output_token, xxh3_64
 from vecsim.kernels.jit import entry, inner
-from vecsim.kernels.layout import ADMISSIONS, BLOCK_SIZE, GENERATED, ISL, NONE
+from vecsim.kernels.layout import ADMISSIONS, BLOCK_SIZE, COMPUTED, GENERATED, ISL, NONE
 
 TOKENS_HASH, BLOCK_HASH = (np.int64(k) for k in range(2))
 
@@ -53,6 +53,7 @@ class Columns(NamedTuple):
 
     event_id: np.ndarray  # int32, from 0 for each rank
     at_ms: np.ndarray  # float64: when it became visible
+    occasion: np.ndarray  # uint8: on which occasion (AT_... of `events`)
     removed: np.ndarray  # bool; else stored
     rootless: np.ndarray  # bool: no parent, because it is a first block, or removed
     hashes: np.ndarray  # uint64 [3, entries]: tokens_hash, block_hash, block_hash of the parent
@@ -96,7 +97,7 @@ def _hash_tokens(tokens, index, start, size):
 # --- hashes ---------------------------------------------------------------------------------------
 @entry
 def hash_rows(requests, s, order, tokens, hashes, before):
-    """Hashes of all blocks that admitted requests may have computed.
+    """Hashes of all blocks that admitted or activated requests may have computed.
 
     Args:
         requests: `layout.Requests` after the run, with the rows that the log names.
@@ -109,7 +110,7 @@ def hash_rows(requests, s, order, tokens, hashes, before):
     state = requests.state
     block_size = s[BLOCK_SIZE]
     for q in range(len(order)):
-        if state[ADMISSIONS, q] == 0:
+        if state[ADMISSIONS, q] == 0 and state[COMPUTED, q] == 0:
             continue
         index = order[q]
         blocks = (np.int64(state[ISL, q]) + state[GENERATED, q]) // block_size
@@ -199,6 +200,7 @@ def fill_columns(words, times, hashes, before, places, columns):
         to = places[0, rank]
         if kind == VISIBLE:
             columns.at_ms[places[1, rank] : to] = times[at + 1]
+            columns.occasion[places[1, rank] : to] = words[at] & _ROW_MASK
             places[1, rank] = to
             continue
         if to == places[2, rank]:

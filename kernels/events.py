@@ -2,8 +2,8 @@
 
 A rank logs an event when it decides it, run by run: `log_blocks`. It becomes visible later, when
 the pass ends or the command is done: `mark_visible` closes all that the rank has logged since, with
-the time. What is never closed (a pass cut by the time limit) was never seen. Ranks of several
-workers may write in turns; the order counts within a rank only.
+the time and the occasion. What is never closed (a pass cut by the time limit) was never seen. Ranks
+of several workers may write in turns; the order counts within a rank only.
 
 A block is named by its row of the prefix index; `kernels.event_columns` gives rows their hashes and
 numbers the events (reference: vLLM backend, section 12; runtimes, section 10).
@@ -21,9 +21,13 @@ from vecsim.kernels.layout import SCHEDULER_ID, Requests
 # --- an entry of the log: a word of rank, kind and row, and a second word -------------------------
 STORED_FIRST, STORED_NEXT, REMOVED_FIRST, REMOVED_NEXT, VISIBLE = (np.int64(k) for k in range(5))
 """FIRST begins an event, NEXT goes on with it. The second word is the number of blocks, which have
-consecutive rows, negative where these fall; of VISIBLE it is a time (ms, float64)."""
+consecutive rows, negative where these fall. VISIBLE has an occasion in place of the row and a time
+(ms, float64) in the second word."""
 KIND_BITS = np.int64(3)
 ROW_BITS = np.int64(32)
+
+# --- when a rank hands its events over: the end of a pass, or a command of a handoff --------------
+AT_PASS_END, AT_RESERVE, AT_ACTIVATE, AT_RELEASE = (np.int64(k) for k in range(4))
 
 # --- `EventLog.state` -----------------------------------------------------------------------------
 LENGTH, ROOM_FOR_A_PASS = (np.int64(k) for k in range(2))
@@ -96,13 +100,13 @@ def log_blocks(events, s, kind, row, count):
 
 
 @inner
-def mark_visible(events, s, now):
+def mark_visible(events, s, now, occasion):
     """What the rank `s` logged since the last mark can be seen from `now` (ms, float64) on."""
     rank = s[SCHEDULER_ID]
     if events.ranks[OPEN, rank] == 0:
         return
     at = events.state[LENGTH]
-    events.words[at] = ((rank << KIND_BITS) | VISIBLE) << ROW_BITS
+    events.words[at] = (((rank << KIND_BITS) | VISIBLE) << ROW_BITS) | occasion
     events.words[at + 1] = np.float64(now).view(np.int64)
     events.state[LENGTH] = at + 2
     events.ranks[OPEN, rank] = 0

@@ -24,6 +24,7 @@ from vecsim.kernels import (
 )
 from vecsim.kernels.blockpool import row_run
 from vecsim.kernels.events import (
+    AT_PASS_END,
     DECODES,
     KEPT,
     LAST_STORED,
@@ -155,7 +156,7 @@ _sglang = rebound(sglang, _tree, _pages, _batch, start_prefill=start_prefill)
 @inner
 def report(pools, s, now):
     """All that was logged can be seen from `now` on."""
-    mark_visible(pools.events, s, now)
+    mark_visible(pools.events, s, now, AT_PASS_END)
     state = pools.events.ranks[:, s[SCHEDULER_ID]]
     state[NEXT_REMOVED] = REMOVED_FIRST
     state[LAST_STORED] = NONE

@@ -16,6 +16,7 @@ import numpy as np
 
 from vecsim.kernels import blockpool, stretch, vllm, vllm_rank
 from vecsim.kernels.events import (
+    AT_PASS_END,
     REMOVED_FIRST,
     REMOVED_NEXT,
     STORED_FIRST,
@@ -115,8 +116,8 @@ def publish(requests, pools, s, q, first, end):
         log_blocks(pools.events, s, kind, begin, run)
 
 
-_pool = rebound(blockpool, evict=evict, publish=publish)
-take_blocks = _pool.take_blocks
+pool = rebound(blockpool, evict=evict, publish=publish)
+take_blocks = pool.take_blocks
 
 
 # --- a pass ---------------------------------------------------------------------------------------
@@ -172,7 +173,7 @@ def dissolve_scheduled_front(requests, pools, s, lists, now):
 
 _vllm = rebound(
     vllm,
-    _pool,
+    pool,
     schedule_running=schedule_running,
     dissolve_scheduled_front=dissolve_scheduled_front,
 )
@@ -196,7 +197,7 @@ def observe_chunk(ranks, times, requests, scratch, first, dp_size, done, count, 
         for k in range(count):
             tick = s[TICK] + done + k
             events.ranks[TAKEN, r] += step_front(requests, pools, s, ranks.lists, tick)
-            mark_visible(events, s, ends[k])
+            mark_visible(events, s, ends[k], AT_PASS_END)
         s[FREE] += events.ranks[TAKEN, r]
 
 
@@ -210,7 +211,7 @@ _rank = rebound(vllm_rank, _vllm)
 @inner
 def apply(requests, pools, times, scratch, w, s, f, lists, start, end):
     """Step 4 of a pass: what was logged when it was scheduled becomes visible at its end."""
-    mark_visible(pools.events, s, end)
+    mark_visible(pools.events, s, end, AT_PASS_END)
     return _rank.apply(requests, pools, times, scratch, w, s, f, lists, start, end)
 
 

@@ -94,5 +94,7 @@ def test_replay_by_its_reference_name():
 
 
 def test_what_is_not_built_says_so():
-    with pytest.raises(NotSupportedYetError, match="not supported yet: run_engine_handoff_conf"):
-        run_engine_handoff_conformance(None)
+    config = ReplayEngineConfig(rank=RankConfig(aic_nextn=1))
+    request = {"id": "a", "arrival_time_ms": 0.0, "input_tokens": 100, "output_tokens": 2}
+    with pytest.raises(NotSupportedYetError, match=r"yet: engine\.rank\.aic_nextn"):
+        run_engine_handoff_conformance(config, request)

@@ -10,7 +10,7 @@ import xxhash
 import vecsim
 from vecsim import engine
 from vecsim.errors import InputError
-from vecsim.kernels import aggregated_events, event_columns
+from vecsim.kernels import aggregated_events, disaggregated_events, event_columns
 from vecsim.kernels.jit import DISABLED
 from vecsim.kv_events import KV_EVENTS_SCHEMA
 
@@ -64,6 +64,61 @@ def test_the_frame():
     # The fourth output token is computed in the pass that ends at 140.
     assert events["observed_at_ms"].to_list() == [100.0, 100.0, 140.0]
     assert events["kind"].to_list() == ["stored"] * 3
+
+
+def split(requests, latency_ms=0.0, prefill=1, decode=1, **rank):
+    spec = spec_of(requests, **rank)
+    pools = {"prefill": {"initial_workers": prefill}, "decode": {"initial_workers": decode}}
+    latency = {"handoff_latency_ms": latency_ms}
+    return {**spec, "topology": {"kind": "disaggregated", **pools, **latency}}
+
+
+@pytest.mark.parametrize("backend", ["vllm", "trtllm"])
+def test_prefill_and_decode_pools(backend):
+    """Both prompts are stored in the prefill pool, the shared blocks once in the decode pool."""
+    rows = [request("a", 0, list(range(8)), 6), request("b", 7, list(range(10)), 6)]
+    frame = observed(split(rows, 5.0, prefill=2, backend=backend)).kv_events
+    assert dict(frame.schema) == KV_EVENTS_SCHEMA
+    columns = ("pool", "worker", "event_id", "observed_at_ms", "occasion", "kind")
+    assert frame.select(columns).rows() == [
+        ("prefill", 0, 0, 100.0, "pass_end", "stored"),
+        ("prefill", 0, 0, 100.0, "pass_end", "stored"),
+        ("prefill", 1, 0, 107.0, "pass_end", "stored"),
+        ("prefill", 1, 0, 107.0, "pass_end", "stored"),
+        ("decode", 0, 0, 105.0, "activate", "stored"),
+        ("decode", 0, 0, 105.0, "activate", "stored"),
+        # The second activation brings nothing new; then both complete a block of their own.
+        ("decode", 0, 1, 155.0, "pass_end", "stored"),
+        ("decode", 0, 2, 155.0, "pass_end", "stored"),
+    ]
+    prompt = [9143094415614847814, 12124091508212882195]
+    assert vecsim.stored_hashes(frame)[:6].tolist() == prompt * 3
+    assert frame["parent_hash"][6:].to_list() == [9510318385840434533] * 2
+    assert engine.stored_hashes(frame.filter(pool="prefill")).tolist() == prompt * 2
+
+
+def test_a_reservation_evicts():
+    """The block of a finished request goes when the next reservation takes its place."""
+    rows = [request("a", 0, [1, 2, 3, 4], 2), request("b", 300, [5, 6, 7, 8, 9], 2)]
+    spec = split(rows, 50.0)
+    spec["engine"]["decode"] = {"rank": {**spec["engine"]["rank"], "num_gpu_blocks": 2}}
+    frame = observed(spec).kv_events.filter(pool="decode")
+    columns = ("event_id", "observed_at_ms", "occasion", "kind", "tokens_hash")
+    assert frame.select(columns).rows() == [
+        (0, 150.0, "activate", "stored", tokens_hash([1, 2, 3, 4])),
+        (1, 400.0, "reserve", "removed", None),
+        (2, 450.0, "activate", "stored", tokens_hash([5, 6, 7, 8])),
+    ]
+
+
+def test_a_time_limit_between_reservation_and_activation():
+    spec = split([request("a", 0, 8, 2)], 50.0)
+    spec["max_sim_time_ms"] = 149
+    assert observed(spec).kv_events["pool"].unique().to_list() == ["prefill"]
+    spec["max_sim_time_ms"] = 150
+    stored = observed(spec).kv_events.filter(pool="decode")
+    assert stored["observed_at_ms"].to_list() == [150.0, 150.0]
+    assert stored.select("block_hash", "tokens_hash").rows() == block_hashes(range(8), 4)
 
 
 def test_workers_and_ranks():
@@ -177,6 +232,9 @@ def test_logs_that_run_full():
     assert stored.height > 200_000
     assert stored.height - 1500 <= result.kv_events.filter(pl.col("kind") == "removed").height
     assert stored["block_hash"].n_unique() >= 400 * (2000 // 4)
+    split_events = observed(split([], num_gpu_blocks=1500), workload=workload).kv_events
+    in_decode = split_events.filter(pool="decode", kind="stored")
+    assert in_decode["block_hash"].n_unique() == stored["block_hash"].n_unique()
 
 
 def test_files(tmp_path):
@@ -190,8 +248,10 @@ def test_files(tmp_path):
 @pytest.mark.skipif(DISABLED, reason="kernels are not compiled")
 def test_one_signature_each():
     assert observed(spec_of([request("a", 0, 8)])).kv_events.height == 2
+    assert observed(split([request("a", 0, 8, 2)])).kv_events.height == 4
     for kernel in (
         aggregated_events.run_independent,
+        disaggregated_events.run_disaggregated,
         event_columns.hash_rows,
         event_columns.count_visible,
         event_columns.fill_columns,

@@ -14,11 +14,11 @@ from vecsim.descriptors import (
     Backend,
     DisaggregatedTopology,
     EngineDescriptor,
+    ReplayRequest,
     ReplaySpec,
     RoleDescriptor,
     Stage,
 )
-from vecsim.errors import NotSupportedYetError
 from vecsim.rank_checks import check_role
 from vecsim.roles import Role, resolve_role
 from vecsim.spec import Source
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     import numpy as np
     import polars as pl
 
+    from vecsim.handoff_conformance import HandoffConformance
     from vecsim.result import Result
     from vecsim.workload import Workload
 
@@ -163,9 +164,32 @@ def run_engine_replay(
     )
 
 
-def run_engine_handoff_conformance(source: Source) -> Result:
-    """Run one prefill/decode handoff and record every instant of it."""
-    raise NotSupportedYetError("run_engine_handoff_conformance", "disaggregated topology")
+def run_engine_handoff_conformance(
+    config: EngineDescriptor,
+    request: ReplayRequest | dict[str, Any],
+    factory: ReplayEngineFactory | None = None,
+) -> HandoffConformance:
+    """Run one request through one prefill and one decode worker, and hold the handoff against the
+    rules (reference: runtimes, section 11).
+
+    Args:
+        config: the engine of both workers; its prefix cache has to be on.
+        request: two output tokens, and a prompt of one KV block at least.
+        factory: timing models that replace the descriptor's.
+
+    Returns:
+        The normalised record, which keeps to all rules.
+
+    Raises:
+        ConformanceError: it does not; the message names the group of rules.
+        InputError, NotSupportedYetError: as of `run_engine_replay`.
+    """
+    from vecsim.handoff_conformance import check, fixture, record_of
+
+    result = run_engine_replay(fixture(config, request), factory, observe="kv_events")
+    record = record_of(result)
+    check(record)
+    return record
 
 
 def stored_hashes(kv_events: pl.DataFrame) -> np.ndarray:

@@ -51,6 +51,24 @@ class SimulationError(VecsimError):
     guard found a standstill that no rule settles. The message shows the queues."""
 
 
+class ConformanceError(VecsimError):
+    """A handoff that does not keep to the rules.
+
+    Attributes:
+        group: which rules: order, lifecycle, counts, KV visibility or drain.
+        where: field of the record.
+        value: what the run gave.
+        expected: what the rules ask for.
+    """
+
+    def __init__(self, group: str, where: str, value: object, expected: object) -> None:
+        self.group = group
+        self.where = where
+        self.value = value
+        self.expected = expected
+        super().__init__(f"handoff conformance, {group}: {where}: got {value}, expected {expected}")
+
+
 class _Missing:
     def __repr__(self) -> str:
         return "nothing"

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 KIND = pl.Enum(("stored", "removed"))
 POOL = pl.Enum(("agg", "prefill", "decode"))
+OCCASION = pl.Enum(("pass_end", "reserve", "activate", "release"))
 
 KV_EVENTS_SCHEMA: dict[str, pl.DataType] = {
     "pool": POOL,
@@ -31,6 +32,7 @@ KV_EVENTS_SCHEMA: dict[str, pl.DataType] = {
     "rank": pl.Int32(),
     "event_id": pl.Int32(),
     "observed_at_ms": pl.Float64(),
+    "occasion": OCCASION,
     "kind": KIND,
     "parent_hash": pl.UInt64(),
     "block_hash": pl.UInt64(),
@@ -38,7 +40,8 @@ KV_EVENTS_SCHEMA: dict[str, pl.DataType] = {
 }
 """Columns of `Result.kv_events`, one row a block, by pool, worker and rank, then in order.
 
-`event_id` counts the events of a rank from 0; the blocks of one event are rows with one id. Hashes
+`event_id` counts the events of a rank from 0; the blocks of one event are rows with one id. The
+occasion is the end of a pass, or the command of a handoff that brought the event about. Hashes
 are XXH3-64, seed 1337: `tokens_hash` of the block's tokens, `block_hash` of the block with all
 before it; `parent_hash` is the block_hash of the block before, null for a first block. Removed
 blocks have a `block_hash` only. (Reference: vLLM backend, sections 5 and 12.)
@@ -88,6 +91,14 @@ def words_a_pass(instances: np.ndarray, ranks: Ranks, dp_size: int) -> np.ndarra
     """
     held = np.minimum(instances, ranks.fields[:, layout.NUM_BLOCKS])
     return (4 * (2 * instances + held)).reshape(-1, dp_size).sum(axis=1)
+
+
+def words_an_instant(blocks: int, ranks: Ranks) -> np.ndarray:
+    """int64 [1], most words that a pool whose requests are placed as the run goes on logs before
+    its next pass starts: the end of a pass or stretch of each worker, and the commands of an
+    instant. As in `words_a_pass`; `blocks`: of all requests."""
+    held = min(blocks, int(ranks.fields[:, layout.NUM_BLOCKS].sum(dtype=np.float64)))
+    return np.array([3 * (2 * blocks + held)])
 
 
 def new_log(watched: Watched, ranks: int, coupled: bool) -> EventLog:
@@ -174,6 +185,7 @@ def collect(
     columns = Columns(
         event_id=np.empty(total, np.int32),
         at_ms=np.empty(total),
+        occasion=np.empty(total, np.uint8),
         removed=np.empty(total, np.bool_),
         rootless=np.empty(total, np.bool_),
         hashes=np.zeros((3, total), np.uint64),
@@ -212,6 +224,7 @@ def _pool_frame(kv: KvEvents) -> pl.DataFrame:
     rootless = pl.Series("rootless", columns.rootless)
     tokens_hash, block_hash, parent_hash = (pl.Series(values) for values in columns.hashes)
     kinds = pl.Series(list(KIND.categories), dtype=KIND)
+    occasions = pl.Series(list(OCCASION.categories), dtype=OCCASION)
     ranks = np.arange(len(kv.counts), dtype=np.int32)
     return pl.DataFrame(
         [
@@ -220,6 +233,7 @@ def _pool_frame(kv: KvEvents) -> pl.DataFrame:
             pl.Series("rank", np.repeat(ranks % np.int32(kv.dp_size), kv.counts)),
             pl.Series("event_id", columns.event_id),
             pl.Series("observed_at_ms", columns.at_ms),
+            occasions.gather(pl.Series(columns.occasion)).alias("occasion"),
             kinds.gather(removed.cast(pl.UInt32)).alias("kind"),
             parent_hash.zip_with(~rootless, pl.Series([None], dtype=pl.UInt64)).alias(
                 "parent_hash"

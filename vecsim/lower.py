@@ -120,7 +120,7 @@ def lower(
     requests = requests_of(workload, limit, reason, paths, order, counted)
     requests.state[layout.RANK] = placed
     if role.rank.emit_kv_events:
-        _checked_rows(int(_blocks_of_sequences(requests, params).sum()))
+        checked_rows(int(blocks_of_sequences(requests, params).sum()))
     if not released_by_completions:
         requests.time[layout.RELEASED] = released
     if not coupled:
@@ -173,13 +173,13 @@ def lower(
     return dataclasses.replace(state, entries=aggregated_events, watched=watched)
 
 
-def _blocks_of_sequences(requests: Requests, params: np.ndarray) -> np.ndarray:
+def blocks_of_sequences(requests: Requests, params: np.ndarray) -> np.ndarray:
     """int64 [n], most full blocks that each request can have."""
     sequences = requests.state[layout.ISL].astype(np.int64) + requests.state[layout.LIMIT]
     return sequences // params[layout.BLOCK_SIZE]
 
 
-def _checked_rows(rows: int) -> int:
+def checked_rows(rows: int) -> int:
     """`rows`, unless they are more than 32 bits can name."""
     if rows > layout.NEVER:
         expected = f"at most {layout.NEVER} blocks of all requests, for KV events"
@@ -225,10 +225,10 @@ def _watched_sglang(state: State, paths: sharing.Paths, role: Role) -> State:
         entries = aggregated_sglang_belady_events
     columns, fields = state.requests.state, state.ranks.fields
     per_node = paths.blocks_per_node[0]
-    pages = _blocks_of_sequences(state.requests, fields[0])
+    pages = blocks_of_sequences(state.requests, fields[0])
     own = np.maximum(pages - paths.covered, 0)
     first = len(paths.marks) * per_node
-    rows = _checked_rows(int(first + own.sum())) if role.rank.enable_prefix_caching else 0
+    rows = checked_rows(int(first + own.sum())) if role.rank.enable_prefix_caching else 0
     columns[layout.OWN_FROM] = paths.covered
     columns[layout.OWN_ROWS] = first + np.cumsum(own) - own
     named = state.requests._replace(path_rows=paths.nodes * np.int32(per_node))

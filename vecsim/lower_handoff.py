@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -22,6 +23,9 @@ from vecsim.simulation import new_scratch
 from vecsim.timing import BoundTiming
 from vecsim.workload import Workload
 
+if TYPE_CHECKING:
+    from vecsim.kv_events import Watched
+
 _INSTANTS_A_CALL = 100_000
 
 
@@ -32,6 +36,7 @@ class HandoffState:
     Attributes:
         order: int64 [n] row of the workload that request q of the kernels is, or None if the same.
         entries: the module with the entry point of the backend.
+        watched: where the roles emit KV events, what those of each side are made of; else None.
     """
 
     prefill: Side
@@ -39,6 +44,7 @@ class HandoffState:
     handoff: Handoff
     order: np.ndarray | None
     entries: ModuleType
+    watched: tuple[Watched, Watched] | None = None
 
 
 def lower_handoff(
@@ -69,7 +75,7 @@ def lower_handoff(
         counted: bool [n], whose inter-token gaps are recorded; None = everybody's.
 
     Raises:
-        InputError: a request too long for 32-bit token counters.
+        InputError: a request too long for 32-bit token counters, or blocks for 32-bit numbers.
     """
     order = None
     released = workload.arrival_ms
@@ -93,7 +99,36 @@ def lower_handoff(
     if tokenization is not None:
         handoff.time[kernel.TOKENIZE_MS] = tokenization.base_ms
         handoff.time[kernel.TOKENIZE_TOKEN_MS] = tokenization.per_input_token_ms
-    return HandoffState(prefill, decode, handoff, order, disaggregated)
+    state = HandoffState(prefill, decode, handoff, order, disaggregated)
+    return _watched(state) if roles[0].rank.emit_kv_events else state
+
+
+def _watched(state: HandoffState) -> HandoffState:
+    """The state of roles that emit KV events."""
+    from vecsim.kernels import disaggregated_events
+    from vecsim.kernels.handoff_events import STEP_FIELDS, STEP_KINDS, ObservedSide, Steps
+    from vecsim.kv_events import Watched, new_log, observed, words_an_instant
+
+    n = state.handoff.requests.shape[1]
+    lines = np.zeros((STEP_FIELDS, STEP_KINDS * n))
+    steps = Steps(lines, np.zeros(1, np.int64), state.handoff.time)
+    sides, watched = [], []
+    for side in (state.prefill, state.decode):
+        rows = lower.checked_rows(side.pools.index.shape[1])
+        blocks = int(side.requests.state[layout.SHARED].sum(dtype=np.int64))
+        own = Watched(side.requests, rows, words_an_instant(blocks, side.ranks))
+        log = new_log(own, len(side.ranks.fields), coupled=True)
+        pools, scratch = observed(side.pools, side.scratch, own, log)
+        pools = ObservedSide(*pools, steps)
+        sides.append(side._replace(pools=pools, scratch=scratch._replace(pools=pools)))
+        watched.append(own)
+    return replace(
+        state,
+        prefill=sides[0],
+        decode=sides[1],
+        entries=disaggregated_events,
+        watched=tuple(watched),
+    )
 
 
 def _prompts_only(workload: Workload) -> Workload:
@@ -122,6 +157,9 @@ def _side(
     if np.any((workload.input_length == 0) & (limit > 0)):
         # Room for a preempted empty prompt is made by undoing scheduled work: duplicates arise.
         params[layout.SINGLE_COPIES] = params[layout.PREFIX_CACHING]
+    if rank.emit_kv_events:
+        # Every block that an event may name has an identity.
+        params[layout.SINGLE_COPIES] = params[layout.PREFIX_CACHING]
     nowhere = np.zeros(len(workload), np.int32)
     paths = lower.paths_of(workload, rank, longest, order, nowhere, 1)
     params[layout.BLOCKS_PER_NODE] = paths.blocks_per_node[0]
@@ -129,6 +167,8 @@ def _side(
     for name in (layout.DONE_HEAD, layout.REFUSED_VERSION):
         ranks.fields[:, name] = layout.NONE
     requests = lower.requests_of(workload, limit, reason, paths, order, counted)
+    if rank.emit_kv_events:
+        lower.checked_rows(int(lower.blocks_of_sequences(requests, params).sum()))
     requests.state[layout.RANK] = layout.NONE
     if rank.enable_prefix_caching and workload.output_offsets is not None:
         planned = np.diff(workload.output_offsets) > 0
@@ -154,7 +194,8 @@ def _set_role(role: Role, params: np.ndarray, factors: np.ndarray):
     """Enter what the role adds to the parameters. Returns the settings of its ranks.
 
     Prefill workers are never charged for decoding, and the other way round (reference:
-    configuration and timing, section 4.5). A TensorRT-LLM destination never looks a block up.
+    configuration and timing, section 4.5). A TensorRT-LLM destination never looks a block up, so
+    that it need not name any, unless somebody wants to know.
     """
     rank = role.rank
     if role.stage == "prefill":
@@ -165,7 +206,7 @@ def _set_role(role: Role, params: np.ndarray, factors: np.ndarray):
     params[layout.ROLE] = layout.DESTINATION
     params[layout.PREFILL_MODEL] = layout.MODEL_FIXED
     factors[layout.FIXED_PREFILL_MS] = 0.0
-    if role.backend == "trtllm":
+    if role.backend == "trtllm" and not rank.emit_kv_events:
         params[layout.PREFIX_CACHING] = params[layout.SINGLE_COPIES] = 0
     return rank
 

@@ -69,6 +69,26 @@ class PoolOutcome:
 
 
 @dataclass(frozen=True)
+class HandoffSteps:
+    """What a prefill/decode run whose KV events are observed tells besides.
+
+    Attributes:
+        kind: uint8 [m], steps of all handoffs in the order in which they happened, as numbered in
+            `vecsim.kernels.handoff_events`.
+        request: int32 [m], row of the workload.
+        at_ms: float64 [m].
+        source_output: int32 [n], tokens that came out of the prefill pool.
+        drained: whether the prefill pool, the decode pool, and what links them have nothing left.
+    """
+
+    kind: np.ndarray
+    request: np.ndarray
+    at_ms: np.ndarray
+    source_output: np.ndarray
+    drained: tuple[bool, bool, bool]
+
+
+@dataclass(frozen=True)
 class HandoffOutcome:
     """What a prefill/decode run adds; row order and undefined times as in `Outcome`.
 
@@ -80,6 +100,7 @@ class HandoffOutcome:
         decode_reused: int32 [n], largest prefix reuse over them (tokens).
         decode_first_reused: int32 [n], prefix reuse of the first (tokens).
         readmission_in_decode: bool [k], pool of each readmission.
+        steps: of a run whose KV events are observed, else None.
     """
 
     prefill_rank: np.ndarray
@@ -92,6 +113,7 @@ class HandoffOutcome:
     decode_reused: np.ndarray
     decode_first_reused: np.ndarray
     readmission_in_decode: np.ndarray
+    steps: HandoffSteps | None = None
 
 
 @dataclass(frozen=True)

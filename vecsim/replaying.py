@@ -86,8 +86,6 @@ def replay(
     _check_stages(roles, prefill_timing, decode_timing)
     if timeline and len(roles) > 1:
         raise NotSupportedYetError("timeline", "of a prefill/decode fleet")
-    if observe is not None and len(roles) > 1:
-        raise NotSupportedYetError("observe", f"{observe} of a prefill/decode fleet")
     progress = _progress(progress)
     threads = thread_count(threads)
     given = {"prefill": prefill_timing or timing, "decode": decode_timing or timing}
@@ -354,7 +352,9 @@ def _run_disaggregated(
         record_segments=options.record_segments,
         counted=counted,
     )
-    return simulate_handoff(state, roles, options.progress, options.tokenization is not None)
+    return simulate_handoff(
+        state, workload, roles, options.progress, options.tokenization is not None
+    )
 
 
 def _outside(bounds: tuple[BoundTiming | None, ...]) -> tuple[int, int] | None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from vecsim.errors import SimulationError
@@ -9,7 +12,7 @@ from vecsim.kernels import handoff as kernel
 from vecsim.kernels import layout
 from vecsim.kernels.handoff import Side
 from vecsim.lower_handoff import HandoffState
-from vecsim.outcome import HandoffOutcome, Outcome
+from vecsim.outcome import HandoffOutcome, HandoffSteps, Outcome
 from vecsim.roles import Role
 from vecsim.simulation import (
     Progress,
@@ -20,9 +23,14 @@ from vecsim.simulation import (
     with_longer_logs,
 )
 
+if TYPE_CHECKING:
+    from vecsim.kv_events import KvEvents
+    from vecsim.workload import Workload
+
 
 def simulate_handoff(
     state: HandoffState,
+    workload: Workload,
     roles: tuple[Role, Role],
     progress: Progress | None,
     tokenized: bool,
@@ -31,6 +39,7 @@ def simulate_handoff(
 
     Args:
         state: lowered state; its arrays are used up.
+        workload: n requests.
         roles: prefill and decode.
         progress: called with (requests ended, requests) now and then, or None.
         tokenized: there is a tokenization stage.
@@ -39,6 +48,7 @@ def simulate_handoff(
         SimulationError: an unusable pass duration, or a standstill that no rule settles.
     """
     prefill, decode, handoff = state.prefill, state.decode, state.handoff
+    logged: tuple[list[np.ndarray], ...] = ([], [])
     while True:
         code = state.entries.run_disaggregated(prefill, decode, handoff)
         if progress is not None:
@@ -47,9 +57,47 @@ def simulate_handoff(
             break
         if code == layout.LOG_FULL:
             prefill, decode = _with_longer_logs(prefill), _with_longer_logs(decode)
+        elif code == layout.FOREST_FULL:
+            _empty_event_logs((prefill, decode), logged)
         elif code != layout.PAUSED:
             raise SimulationError(_failure(int(code), prefill, decode))
-    return _Reading(state, prefill, decode).outcome(roles, tokenized)
+    outcome = _Reading(state, prefill, decode).outcome(roles, tokenized)
+    if state.watched is None:
+        return outcome
+    return replace(outcome, kv_events=_kv_events(state, workload, roles, (prefill, decode), logged))
+
+
+def _empty_event_logs(sides: tuple[Side, Side], logged: tuple[list[np.ndarray], ...]) -> None:
+    """Room in the logs of KV events for the next pass."""
+    from vecsim.kv_events import lacks_room, taken_out
+
+    for side, parts in zip(sides, logged, strict=True):
+        if lacks_room(side.pools.events):
+            parts.append(taken_out(side.pools.events))
+
+
+def _kv_events(
+    state: HandoffState,
+    workload: Workload,
+    roles: tuple[Role, Role],
+    sides: tuple[Side, Side],
+    logged: tuple[list[np.ndarray], ...],
+) -> tuple[KvEvents, ...]:
+    """What the ranks of both pools announced."""
+    from vecsim.kv_events import collect, taken_out
+
+    return tuple(
+        collect(
+            [[*parts, taken_out(side.pools.events)]],
+            watched,
+            side.ranks,
+            workload,
+            state.order,
+            role.stage,
+            role.dp_size,
+        )
+        for role, side, watched, parts in zip(roles, sides, state.watched, logged, strict=True)
+    )
 
 
 def _with_longer_logs(side: Side) -> Side:
@@ -68,6 +116,7 @@ class _Reading:
 
     def __init__(self, state: HandoffState, prefill: Side, decode: Side) -> None:
         self.order = state.order
+        self.observed = state.watched is not None
         self.handoff = state.handoff
         self.prefill = prefill
         self.decode = decode
@@ -144,6 +193,40 @@ class _Reading:
             decode_reused=restored(target[layout.REUSED]),
             decode_first_reused=restored(target[layout.FIRST_REUSED]),
             readmission_in_decode=in_decode,
+            steps=self._steps() if self.observed else None,
+        )
+
+    def _steps(self) -> HandoffSteps:
+        from vecsim.kernels import handoff_events as kernel_steps
+
+        steps = self.decode.pools.steps
+        lines = steps.lines[:, : int(steps.length[0])]
+        kind = lines[kernel_steps.STEP_KIND].astype(np.uint8)
+        request = lines[kernel_steps.STEP_REQUEST].astype(np.int64)
+        # Blocks of a source that was canceled were given back as well.
+        released = ~np.isnan(self.handoff.instants[kernel.RELEASED_AT])
+        kept = (kind != kernel_steps.SOURCE_RELEASED) | released[request]
+        if self.order is not None:
+            request = self.order[request]
+        return HandoffSteps(
+            kind=kind[kept],
+            request=request[kept].astype(np.int32),
+            at_ms=lines[kernel_steps.STEP_MS, kept],
+            source_output=self._restored(self.prefill.requests.state[layout.GENERATED]),
+            drained=(_is_drained(self.prefill), _is_drained(self.decode), self._is_done()),
+        )
+
+    def _is_done(self) -> bool:
+        """Whether no request is on its way, and nothing is left to do."""
+        handoff = self.handoff
+        state, lists = handoff.state, handoff.lists
+        return bool(
+            state[kernel.ACTIONS] == 0
+            and state[kernel.AWAKE] == 0
+            and state[kernel.TAKEN] == state[kernel.ENDED] == handoff.requests.shape[1]
+            and np.all(lists[kernel.FIRST_DEFERRED] == layout.NONE)
+            and np.all(np.isinf(handoff.transfers))
+            and np.all(np.isinf(handoff.passes))
         )
 
     def _end_ms(self, arrived: np.ndarray, horizon: float) -> float:
@@ -176,3 +259,16 @@ class _Reading:
             log[2][by_request].astype(np.int32),
             in_decode[by_request],
         )
+
+
+def _is_drained(side: Side) -> bool:
+    """Whether no rank runs, keeps or awaits a request, or holds a block."""
+    fields = side.ranks.fields
+    held = fields[:, layout.NUM_BLOCKS] - fields[:, layout.FREE] - fields[:, layout.IDLE]
+    counts = (layout.RUNNING, layout.HELD, layout.PROMISED, layout.PREEMPTED_COUNT)
+    return bool(
+        np.all(held == 0)
+        and np.all(fields[:, counts] == 0)
+        and np.all(fields[:, (layout.QUEUE_HEAD, layout.READY_HEAD)] == layout.NONE)
+        and np.all(side.workers.state[:, layout.PENDING] == layout.NO_PASS)
+    )

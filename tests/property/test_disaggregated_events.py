@@ -1,0 +1,122 @@
+"""KV events of prefill/decode pools: laws, and those of the slow model, on random specs."""
+
+import numpy as np
+import polars as pl
+import pytest
+
+from tests import slow_events
+from tests.fuzz import specs
+from tests.property.test_kv_events import check_rank
+from tests.slow_model import Endless
+from vecsim.errors import SimulationError
+from vecsim.kernels import handoff_events as steps
+from vecsim.kv_events import KIND, OCCASION
+from vecsim.replaying import replay
+
+SEEDS = 60
+KINDS = {
+    "vllm": ("prefix",),
+    "vllm_small": ("prefix", "small_pool", "closed_loop"),
+    "vllm_ranks": ("dp", "workers", "prefix"),
+    "vllm_planned": ("planned", "small_pool"),
+    "vllm_empty": ("empty_prompt", "small_pool", "prefix"),
+    "vllm_cut": ("time_limit", "prefix"),
+    "trtllm": ("trtllm", "prefix", "small_pool"),
+    "trtllm_ranks": ("trtllm", "dp", "workers", "prefix"),
+}
+FIRST_SEED = 760_000
+
+
+def payloads(kind):
+    start = FIRST_SEED + 1_000 * list(KINDS).index(kind)
+    for seed in range(start, start + SEEDS):
+        yield specs.make(seed, ("disagg", *KINDS[kind]), ("refused",))
+
+
+def runs(kind):
+    """(payload, run without observation, run with it) of every spec that ends."""
+    for payload in payloads(kind):
+        try:
+            plain = replay(payload)
+        except SimulationError:
+            continue  # the progress guard: a spec without an end
+        yield payload, plain, replay(payload, observe="kv_events")
+
+
+def events_of(frame: pl.DataFrame) -> list[tuple]:
+    """The events of one rank, in the form of `slow_events.Event`."""
+    first = pl.col("observed_at_ms", "kind", "parent_hash").first()
+    events = frame.group_by("event_id", maintain_order=True).agg(first, pl.col("block_hash"))
+    return events.rows()
+
+
+def check_names(fast: list[tuple], slow: list[tuple], names: dict[int, int]) -> None:
+    """Equal events, but for what blocks are called: `names` has the hash of each slow number."""
+    assert [event[:3] for event in fast] == [event[:3] for event in slow]
+    for (*_, parent, blocks), (*_, slow_parent, slow_blocks) in zip(fast, slow, strict=True):
+        for block_hash, number in zip(blocks, slow_blocks, strict=True):
+            assert names.setdefault(number, block_hash) == block_hash
+        assert parent == (None if slow_parent is None else names[slow_parent])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_equal_those_of_the_slow_model(kind):
+    met = dict.fromkeys((*OCCASION.categories, *KIND.categories), 0)
+    for payload, plain, observed in runs(kind):
+        # Looking does not change the run.
+        assert observed.requests.equals(plain.requests)
+        assert observed.admissions.equals(plain.admissions)
+        assert observed.report == plain.report
+        frame = observed.kv_events
+        for name in met:
+            column = "kind" if name in KIND.categories else "occasion"
+            met[name] += frame.filter(pl.col(column) == name).height
+        try:
+            expected = slow_events.events(payload)
+        except Endless:
+            continue
+        names: dict[str, dict[int, int]] = {"prefill": {}, "decode": {}}
+        for pool, worker, rank, slow in expected:
+            own = frame.filter(pool=pool, worker=worker, rank=rank)
+            check_names(events_of(own), slow, names[pool])
+            if len(own):
+                check_rank(own)
+        for called in names.values():
+            assert len(set(called.values())) == len(called)
+        assert frame.height == sum(len(e[4]) for *_, slow in expected for e in slow)
+    assert met["pass_end"] > 200
+    assert met["activate"] > 100
+    assert met["removed"] > 50
+    if "small_pool" in KINDS[kind]:
+        assert met["reserve"] > 5
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_steps(kind):
+    """Steps of a handoff stand in the order of their kinds, at the instants of the requests."""
+    columns = {
+        steps.SOURCE_HELD: "source_held_ms",
+        steps.RESERVED: "destination_reserved_ms",
+        steps.ACTIVATED: "destination_activated_ms",
+        steps.SOURCE_RELEASED: "source_released_ms",
+    }
+    for _, _, observed in runs(kind):
+        log = observed.outcome.handoff.steps
+        assert np.all(np.diff(log.at_ms) >= 0)
+        for kind_number, column in columns.items():
+            expected = observed.requests[column].to_numpy()
+            at_ms = np.full(len(expected), np.nan)
+            chosen = log.kind == kind_number
+            at_ms[log.request[chosen]] = log.at_ms[chosen]
+            assert np.array_equal(at_ms, expected, equal_nan=True)
+        for row in set(log.request.tolist()):
+            own = log.kind[log.request == row].tolist()
+            # A source may be released after its request has ended.
+            own_order = [k for k in own if k != steps.SOURCE_RELEASED]
+            assert own_order == sorted(own_order)
+            assert len(set(own)) == len(own)
+        frame = observed.kv_events
+        early = frame.filter(pl.col("kind") == "stored", pl.col("occasion") == "reserve")
+        assert early.is_empty()
+        if observed.payload.spec.max_sim_time_ms is None:
+            assert log.drained == (True, True, True)
