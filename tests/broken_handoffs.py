@@ -17,7 +17,7 @@ from vecsim.engine import ReplayEngineConfig, run_engine_handoff_conformance
 from vecsim.errors import ConformanceError
 from vecsim.kernels import disaggregated_events, handoff_events, vllm_events
 from vecsim.kernels.blockpool import row_run
-from vecsim.kernels.events import AT_RESERVE, STORED_FIRST, log_block, mark_visible
+from vecsim.kernels.events import AT_RESERVE, STORED_FIRST, log_blocks, mark_visible
 from vecsim.kernels.handoff import NOW
 from vecsim.kernels.layout import BLOCK_SIZE, ISL, PREFIX_CACHING
 from vecsim.kernels.vllm_roles_events import HANDOFF, SCHEDULER
@@ -38,7 +38,8 @@ def publish_never(requests, pools, s, q):
 
 def publish_anew(requests, pools, s, q):
     HANDOFF.activate(requests, pools, s, q)
-    log_block(pools.events, s, STORED_FIRST, row_run(requests, s, q, np.int64(0))[0])
+    row = row_run(requests, s, q, np.int64(0))[0]
+    log_blocks(pools.events, s, STORED_FIRST, row, np.int64(1))
 
 
 def keep_source(requests, pools, s, q):
