@@ -1,7 +1,7 @@
 """Small random traffic: sessions, growing prompts, graphs, lanes, caps, synthetic load.
 
-`python -m tests.fuzz traffic --reference PYTHON --seeds A:B [--disagg] [--against slow|vecsim]` compares
-vecsim (or the slow model of sessions) with the reference. Same seed, same traffic.
+`python -m tests.fuzz traffic --reference PYTHON --seeds A:B [--disagg] [--against slow|vecsim]`
+compares vecsim (or the slow model of sessions) with the reference. Same seed, same traffic.
 """
 
 from __future__ import annotations
@@ -305,8 +305,6 @@ def run(
 
 def _answer(payload: dict, workload: Workload, against: str) -> answers.Answer | None:
     """None where the reference would stand still, had it gone on."""
-    if payload["spec"]["topology"]["kind"] != "aggregated":
-        return answers.from_result(replay(payload))
     outcome = slow_sessions.simulate(payload, workload)
     if outcome.settled:
         return None
