@@ -1,5 +1,5 @@
-"""Prefill and decode pools of vLLM-style ranks whose requests wait for others: the entry points that
-Python calls (see aggregated.py)."""
+"""Prefill and decode pools of vLLM-style ranks whose requests wait for others: the entry points
+that Python calls (see aggregated.py)."""
 
 from __future__ import annotations
 

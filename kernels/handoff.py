@@ -1,7 +1,7 @@
 """Memory of a prefill/decode run: its two sides, what passes between them, and what a rank must do.
 
-Requests have a copy on each side, under the same number. The order in which they are taken in breaks
-the ties of transfers; with known arrivals it is that of their numbers.
+Requests have a copy on each side, under the same number. The order in which they are taken in
+breaks the ties of transfers; with known arrivals it is that of their numbers.
 """
 
 from __future__ import annotations

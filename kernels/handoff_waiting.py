@@ -24,7 +24,16 @@ from vecsim.kernels.handoff import (
 )
 from vecsim.kernels.handoff_arrivals import HandoffArrivals
 from vecsim.kernels.jit import inner
-from vecsim.kernels.layout import FAILED, FAMILY, LAST_ENDED, NEXT, RANK, RELEASED, STATUS, UNFINISHED
+from vecsim.kernels.layout import (
+    FAILED,
+    FAMILY,
+    LAST_ENDED,
+    NEXT,
+    RANK,
+    RELEASED,
+    STATUS,
+    UNFINISHED,
+)
 from vecsim.kernels.seating import grow_prompt, settle_blocks
 
 
@@ -67,7 +76,7 @@ def next_release(prefill, handoff):
 
 @inner
 def note_end(handoff, requests, q):
-    """The room hears of it. What was cancelled without an end here has failed at its destination."""
+    """The room hears of it. What was cancelled without an end here failed at its destination."""
     status = np.int64(requests.state[STATUS, q])
     if status == UNFINISHED:
         status = FAILED
