@@ -18,6 +18,7 @@ from vecsim.kernels.handoff import (
     ACTIVATED_AT,
     AWAKE,
     BANDWIDTH,
+    BY_ORDINAL,
     BYTES_PER_TOKEN,
     CANCEL_SOURCE,
     DEFERRED,
@@ -25,7 +26,6 @@ from vecsim.kernels.handoff import (
     DESTINATION_PIN,
     DESTINATION_TURN,
     DRIVING,
-    ENDED,
     FIRST_ACTION,
     FIRST_DEFERRED,
     HELD_AT,
@@ -33,11 +33,11 @@ from vecsim.kernels.handoff import (
     INSTANTS,
     LAST_DEFERRED,
     LATENCY_MS,
-    MAX_IN_FLIGHT,
     NEW_BLOCKS,
     NEXT_DEFERRED,
     NOW,
     ORDERS,
+    ORDINAL,
     RELEASE,
     RELEASED_AT,
     RESERVE,
@@ -54,6 +54,7 @@ from vecsim.kernels.handoff import (
     TRANSFER_BLOCK,
     HandoffRank,
 )
+from vecsim.kernels.handoff_arrivals import KNOWN_ARRIVALS, HandoffArrivals
 from vecsim.kernels.jit import inner
 from vecsim.kernels.layout import (
     ARRIVAL,
@@ -85,7 +86,6 @@ from vecsim.kernels.layout import (
     RANK,
     REASON,
     REFUSED_VERSION,
-    RELEASED,
     ROLE,
     SOURCE,
     STEP,
@@ -194,18 +194,25 @@ def next_arrival(side, worker, dp_size, now):
     return due
 
 
-def bind(worker: WorkerKernels, rank: HandoffRank, source_first: bool) -> Callable:
+def bind(
+    worker: WorkerKernels,
+    rank: HandoffRank,
+    source_first: bool,
+    arrivals: HandoffArrivals = KNOWN_ARRIVALS,
+) -> Callable:
     """The clock `run_clock(prefill, decode, handoff)` for one family of backends.
 
     Args:
         worker: kernels of its workers, under the rules of both roles.
         rank: what a handoff asks of its ranks.
         source_first: a destination is asked for when the prompt is done, not before.
+        arrivals: who comes when, and who has to hear of ends.
     """
     room_for_a_pass, open_pass = worker.room_for_a_pass, worker.open_pass
     close_pass, close_stretch = worker.close_pass, worker.close_stretch
     place, refusal, reserve, activate, release_source = rank[:5]
     first_waiting, fail_waiting = rank.first_waiting, rank.fail_waiting
+    admit_next, next_release, note_end, note_ends, note_release = arrivals
 
     # --- destinations -----------------------------------------------------------------------------
     @inner
@@ -298,7 +305,7 @@ def bind(worker: WorkerKernels, rank: HandoffRank, source_first: bool) -> Callab
             else:
                 retry(side, handoff, np.int64(r))
         if not is_source:
-            handoff.state[ENDED] += w[TERMINALS] - before
+            note_ends(handoff, side.requests, w, before, ended)
         return code
 
     @inner
@@ -422,7 +429,8 @@ def bind(worker: WorkerKernels, rank: HandoffRank, source_first: bool) -> Callab
         block_size = handoff.state[TRANSFER_BLOCK]
         delay = transfer_ms(handoff, q, np.int64(decode.requests.state[ISL, q]), block_size)
         if delay > 0.0:
-            set_leaf(handoff.transfers, q, handoff.time[NOW] + delay)
+            ordinal = np.int64(handoff.requests[ORDINAL, q])
+            set_leaf(handoff.transfers, ordinal, handoff.time[NOW] + delay)
         else:
             act(handoff, ACTIVATE, q)
 
@@ -445,7 +453,7 @@ def bind(worker: WorkerKernels, rank: HandoffRank, source_first: bool) -> Callab
         retry(decode, handoff, r)
 
     @inner
-    def free_source(prefill, handoff, kind, q):
+    def free_source(prefill, decode, handoff, kind, q):
         """Let a prefill rank forget a request, once its worker is idle. Whether it did."""
         r = np.int64(prefill.requests.state[RANK, q])
         worker = r // dp_size_of(prefill)
@@ -457,8 +465,9 @@ def bind(worker: WorkerKernels, rank: HandoffRank, source_first: bool) -> Callab
             wake(handoff, worker)
         if kind == RELEASE:
             handoff.instants[RELEASED_AT, q] = handoff.time[NOW]
+            note_release(decode, handoff, q)
         else:
-            handoff.state[ENDED] += 1
+            note_end(handoff, prefill.requests, q)
 
     @inner
     def run_actions(prefill, decode, handoff):
@@ -479,24 +488,18 @@ def bind(worker: WorkerKernels, rank: HandoffRank, source_first: bool) -> Callab
             elif kind == ACTIVATE:
                 finish_transfer(prefill, decode, handoff, q)
             else:
-                free_source(prefill, handoff, kind, q)
+                free_source(prefill, decode, handoff, kind, q)
 
     # --- the rounds of an instant -----------------------------------------------------------------
     @inner
-    def take_in_due(prefill, handoff):
+    def take_in_due(prefill, decode, handoff):
         """Take in every request that is admissible now."""
-        h = handoff.state
-        n = np.int64(prefill.requests.state.shape[1])
-        while h[TAKEN] < n:
-            q = h[TAKEN]
-            if h[MAX_IN_FLIGHT] > 0:
-                if q - h[ENDED] >= h[MAX_IN_FLIGHT]:
-                    return
-                prefill.requests.time[RELEASED, q] = handoff.time[NOW]
-            elif prefill.requests.time[RELEASED, q] > handoff.time[NOW]:
+        while True:
+            q = admit_next(prefill, decode, handoff)
+            if q < 0:
                 return
             act(handoff, SUBMIT if source_first else RESERVE, q)
-            h[TAKEN] += 1
+            handoff.state[TAKEN] += 1
 
     @inner
     def has_effect(side, worker, dp_size):
@@ -531,6 +534,7 @@ def bind(worker: WorkerKernels, rank: HandoffRank, source_first: bool) -> Callab
             if code != DONE:
                 return code
             before = w[TERMINALS]
+            ended = w[LAST_ENDED]
             code = open_pass(
                 side.ranks,
                 side.workers,
@@ -540,7 +544,7 @@ def bind(worker: WorkerKernels, rank: HandoffRank, source_first: bool) -> Callab
                 worker,
                 dp_size,
             )
-            handoff.state[ENDED] += w[TERMINALS] - before
+            note_ends(handoff, side.requests, w, before, ended)
             if code != DONE:
                 return code
             if w[PENDING] == STRETCH:
@@ -639,12 +643,12 @@ def bind(worker: WorkerKernels, rank: HandoffRank, source_first: bool) -> Callab
                 if code != DONE:
                     return code
                 while handoff.transfers[1] == handoff.time[NOW]:
-                    q = first_leaf(handoff.transfers)
-                    set_leaf(handoff.transfers, q, np.inf)
-                    act(handoff, ACTIVATE, q)
+                    ordinal = first_leaf(handoff.transfers)
+                    set_leaf(handoff.transfers, ordinal, np.inf)
+                    act(handoff, ACTIVATE, np.int64(handoff.requests[BY_ORDINAL, ordinal]))
                 changed |= h[ACTIONS] > 0
                 run_actions(prefill, decode, handoff)
-                take_in_due(prefill, handoff)
+                take_in_due(prefill, decode, handoff)
                 changed |= h[TAKEN] > taken
                 sources = np.int64(len(prefill.workers.state))
                 count_idle_steps(decode, handoff, sources)
@@ -681,8 +685,9 @@ def bind(worker: WorkerKernels, rank: HandoffRank, source_first: bool) -> Callab
                 act(handoff, CANCEL_SOURCE, q)
             else:
                 fail_waiting(side.requests, side.pools, s, q)
-                handoff.state[ENDED] += 1
             fail(side, handoff, q, worker, DEADLOCK)
+            if not pending:
+                note_end(handoff, side.requests, q)
             wake(handoff, first_worker + worker)
             s[CAPACITY_VERSION] += 1
             if first_worker > 0:
@@ -731,14 +736,12 @@ def bind(worker: WorkerKernels, rank: HandoffRank, source_first: bool) -> Callab
         that is DONE or an error.
         """
         h = handoff.state
-        n = np.int64(prefill.requests.state.shape[1])
         for _ in range(h[INSTANTS]):
             code = settle_instant(prefill, decode, handoff)
             if code != DONE:
                 return code
             following = min(handoff.passes[1], handoff.transfers[1])
-            if h[MAX_IN_FLIGHT] == 0 and h[TAKEN] < n:
-                following = min(following, prefill.requests.time[RELEASED, h[TAKEN]])
+            following = min(following, next_release(prefill, handoff))
             if following == np.inf:
                 if settle_deadlock(prefill, handoff, np.int64(0)):
                     continue

@@ -1,7 +1,7 @@
 """Memory of a prefill/decode run: its two sides, what passes between them, and what a rank must do.
 
-Requests have a copy on each side, under the same number: their position in order of arrival, which
-also breaks the ties of transfers.
+Requests have a copy on each side, under the same number. The order in which they are taken in
+breaks the ties of transfers; with known arrivals it is that of their numbers.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from vecsim.kernels.layout import Forest, Pools, Ranks, Requests, Scratch, Workers
+from vecsim.kernels.seating import Seats
 
 # --- rows of `Handoff.state`, int64 ---------------------------------------------------------------
 (
@@ -51,8 +52,10 @@ HANDOFF_TIME = 7
     NEW_BLOCKS,  # blocks that its destination did not have
     DEFERRED,  # action that waits for the end of a pass
     NEXT_DEFERRED,  # next request with an action that waits for the same rank
-) = (np.int64(k) for k in range(5))
-HANDOFF_REQUEST = 5
+    ORDINAL,  # position in which it was taken in
+    BY_ORDINAL,  # the request that was taken in at this position
+) = (np.int64(k) for k in range(7))
+HANDOFF_REQUEST = 7
 
 # --- rows of `Handoff.instants`, float64: when each happened (ms), NaN = not yet ------------------
 HELD_AT, RESERVED_AT, ACTIVATED_AT, RELEASED_AT = (np.int64(k) for k in range(4))
@@ -78,7 +81,8 @@ class Side(NamedTuple):
     requests: Requests
     pools: Pools | Forest
     scratch: Scratch
-    rows: np.ndarray  # int64 [2, ...]: index rows by rank and content (placing.py)
+    rows: np.ndarray | Seats  # int64 [2, ...]: index rows by rank and content (placing.py); of
+    # requests that wait for others, what they are given when they are placed (seating.py)
     servers: np.ndarray  # float64 [workers, servers]: when each tokenizer is free
 
 

@@ -88,18 +88,21 @@ def seat(requests, seats, q, taken, workers, dp_size):
 
 # --- prompts that grow ----------------------------------------------------------------------------
 @inner
-def grow_prompt(requests, s, q):
+def grow_prompt(requests, answers, s, q):
     """Put the conversation so far in front of a later turn; turns follow each other in the columns.
-    A turn that produced less than planned leaves the path that was known ahead."""
+    A turn that produced less than planned leaves the path that was known ahead.
+
+    `answers` are the copies of the requests that hold what was produced.
+    """
     state = requests.state
     before = q - 1
-    said = np.int64(state[ISL, before]) + state[GENERATED, before]
+    said = np.int64(answers.state[ISL, before]) + answers.state[GENERATED, before]
     prompt = said + state[ISL, q]
     state[ISL, q] = prompt
     known = np.int64(state[SHARED, q])
     if state[OWN_FROM, before] < known:
         known = np.int64(state[OWN_FROM, before])
-    if state[STATUS, before] != COMPLETED or state[REASON, before] != NO_REASON:
+    if answers.state[STATUS, before] != COMPLETED or answers.state[REASON, before] != NO_REASON:
         known = min(known, said // s[BLOCK_SIZE])
     state[SHARED, q] = known
     state[OWN_FROM, q] = known

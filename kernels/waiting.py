@@ -48,7 +48,7 @@ def bind(pool: PoolKernels, settle: Callable) -> Callable:
             rank = seat(requests, seats, q, c[TAKEN], np.int64(len(workers.state)), c[DP_SIZE])
             s = ranks.fields[rank]
             if requests.state[FAMILY, q] != q:
-                grow_prompt(requests, s, q)
+                grow_prompt(requests, requests, s, q)
             settle(requests, pools, s, seats, rank, q)
             take_in(ranks, workers, requests, scratch, clock, q)
             c[TAKEN] += 1

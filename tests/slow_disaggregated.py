@@ -168,8 +168,7 @@ class Fleet:
             times = [w.end_ms for p in self.pools for w in p.workers if w.flight is not None]
             times += [at for at, _, _ in self.transfers]
             times += [w.tokenizer.pending[0][0] for w in self._tokenizing()]
-            if self.max_in_flight is None and self.taken < len(self.queue):
-                times.append(self.queue[self.taken].authored_ms)
+            times += self._next_arrivals()
             if not times:
                 if not self._settle_deadlock():
                     return
@@ -182,6 +181,11 @@ class Fleet:
                 self.worker_seconds[k] += len(pool.workers) * elapsed / 1000
             self.now = min(times)
             self._drain()
+
+    def _next_arrivals(self) -> list[float]:
+        if self.max_in_flight is None and self.taken < len(self.queue):
+            return [self.queue[self.taken].authored_ms]
+        return []
 
     def _drain(self) -> None:
         changed = True
@@ -218,11 +222,18 @@ class Fleet:
                 h.arrival_ms = self.now
             else:
                 break
-            self.taken += 1
-            self.in_flight += 1
-            h.status = "unfinished"
-            self.actions.append(("submit" if self.source_first else "reserve", h))
+            self._take(h)
         return self.taken > before
+
+    def _take(self, h: Handoff) -> None:
+        self.taken += 1
+        self.in_flight += 1
+        h.status = "unfinished"
+        self.actions.append(("submit" if self.source_first else "reserve", h))
+
+    def _leave(self, h: Handoff) -> None:
+        """A request is no more in flight."""
+        self.in_flight -= 1
 
     # Actions
 
@@ -321,7 +332,7 @@ class Fleet:
         self._lifecycle(pool.rank(h.decode).retry())
 
     def _drop(self, h: Handoff) -> None:
-        self.in_flight -= 1
+        self._leave(h)
 
     def _lifecycle(self, reserved: Request | None) -> None:
         if reserved is not None:
@@ -374,7 +385,7 @@ class Fleet:
     def _settle(self, h: Handoff, pool: Pool, status: str, reason: str) -> None:
         self.settled += 1
         self._end(h, status, reason)
-        self.in_flight -= 1
+        self._leave(h)
 
     def _complete(self, pool: Pool, w: Worker) -> bool:
         """Applies the pass in flight; whether a destination got its blocks."""
@@ -402,7 +413,7 @@ class Fleet:
             for q in p.completed:
                 h = self.handoffs[q.index]
                 self._end(h, *q.verdict)
-                self.in_flight -= 1
+                self._leave(h)
             return
         for q in p.rejected:
             h = self.handoffs[q.index]
@@ -433,10 +444,12 @@ class Fleet:
                     if decode:
                         r.cancel_destination(head)
                         r.release(head)
-                    self._settle(h, pool, "failed", "deadlock")
+                    self.settled += 1
+                    self._end(h, "failed", "deadlock")
                     if decode and h.held_ms is not None and h.released_ms is None:
-                        self.in_flight += 1
                         self.actions.append(("cancel_source", h))
+                    else:
+                        self._leave(h)
                     if decode:
                         self._lifecycle(r.retry())
                     return True

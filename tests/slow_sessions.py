@@ -1,15 +1,16 @@
 """A slow, plain model of requests that wait for others: sessions, caps on them, graphs, lanes.
 
-It drives the ranks of `tests.slow_model` from the columns of a workload, and is the oracle for the
-rules of `vecsim.sessions` (reference: traffic, sections 2.3 to 2.5, 3 and 4.2).
+It drives the ranks of `tests.slow_model`, or of `tests.slow_disaggregated`, from the columns of a
+workload, and is the oracle for the rules of `vecsim.sessions` (reference: traffic, sections 2.3 to
+2.5, 3 and 4.2).
 """
 
 from __future__ import annotations
 
 import heapq
 
-from tests import slow_sglang
-from tests.slow_model import Fleet, SlowOutcome, _outcome
+from tests import slow_disaggregated, slow_model, slow_sglang
+from tests.slow_model import SlowOutcome
 from tests.slow_rank import Request
 from vecsim.workload import Workload
 
@@ -18,23 +19,22 @@ def simulate(payload: dict, workload: Workload) -> SlowOutcome:
     """Replays a workload against the spec of a payload."""
     spec = {**payload.get("spec", payload), "requests": [], "max_in_flight": None}
     graph = workload.dependencies is not None
-    fleet = (GraphFleet if graph else SessionFleet)({**payload, "spec": spec}, workload)
+    aggregated = spec["topology"]["kind"] == "aggregated"
+    fleet = FLEETS[aggregated, graph]({**payload, "spec": spec}, workload)
     fleet.run()
-    return _outcome(fleet)
+    return (slow_model if aggregated else slow_disaggregated)._outcome(fleet)
 
 
-class WaitingFleet(Fleet):
-    """A fleet whose requests become ready during the run: a heap of (time, index, turn, row)."""
+class Waiting:
+    """Requests that become ready during the run: a heap of (time, index, turn, row). Mixed into a
+    fleet, which calls `_heard` when a request is no more in flight."""
 
     def __init__(self, payload: dict, workload: Workload) -> None:
         super().__init__(payload)
-        rank = self.workers[0].ranks[0]
         self.workload = workload
-        self.pages = isinstance(rank, slow_sglang.Rank)
-        self.names: dict | None = {} if rank.caching or self.pages else None
-        self.block_size = rank.page if self.pages else rank.block_size
-        self.requests = [self._request(row, self._tokens(row)) for row in range(len(workload))]
         self.ready: list[tuple[float, int, int, int]] = []
+        self._prepare()
+        self.requests = [self._request(row, self._tokens(row)) for row in range(len(workload))]
 
     def _tokens(self, row: int) -> list:
         """The authored tokens of a row; those of a private row equal no other."""
@@ -45,12 +45,12 @@ class WaitingFleet(Fleet):
         blocks = w.block_ids[w.block_offsets[row] : w.block_offsets[row + 1]].tolist()
         return [token for token in blocks for _ in range(w.block_tokens)][:length]
 
-    def _request(self, row: int, tokens: list) -> Request:
+    def _authored(self, row: int, tokens: list) -> dict:
         w = self.workload
         plan = None
         if w.output_offsets is not None:
             plan = w.output_token_ids[w.output_offsets[row] : w.output_offsets[row + 1]].tolist()
-        authored = {
+        return {
             "arrival_time_ms": float(w.arrival_ms[row]),
             "input_tokens": len(tokens),
             "output_tokens": int(w.output_length[row]),
@@ -58,9 +58,46 @@ class WaitingFleet(Fleet):
             "input_token_ids": tokens,
             "dp_rank": None if w.dp_rank[row] < 0 else int(w.dp_rank[row]),
         }
-        if self.pages:
-            return slow_sglang.Request(row, authored, self.block_size, self.names)
-        return Request(row, authored, self.block_size, self.names)
+
+    def _due(self) -> list[int]:
+        """Rows that are released now, in order."""
+        rows = []
+        while self.ready and self.ready[0][0] <= self.now:
+            ready_ms, _, _, row = heapq.heappop(self.ready)
+            rows.append(row)
+            self._grow(row)
+            self.requests[row].arrival_ms = self._arrival_ms(ready_ms)
+            self._released(row)
+        return rows
+
+    def _grow(self, row: int) -> None:
+        """Make the prompt of a row whole."""
+
+    def _arrival_ms(self, ready_ms: float) -> float:
+        return ready_ms
+
+    def _released(self, row: int) -> None:
+        """A row was released."""
+
+    def _left(self, row: int) -> None:
+        """A row that has ended has nothing to give back any more."""
+
+
+class WaitingFleet(Waiting, slow_model.Fleet):
+    """Aggregated workers."""
+
+    def _prepare(self) -> None:
+        rank = self.workers[0].ranks[0]
+        self.pages = isinstance(rank, slow_sglang.Rank)
+        self.names: dict | None = {} if rank.caching or self.pages else None
+        self.block_size = rank.page if self.pages else rank.block_size
+
+    def _request(self, row: int, tokens: list) -> Request:
+        request = slow_sglang.Request if self.pages else Request
+        return request(row, self._authored(row, tokens), self.block_size, self.names)
+
+    def _spoken(self, row: int) -> list:
+        return self.requests[row].tokens
 
     def run(self) -> None:
         self._drain()
@@ -79,21 +116,59 @@ class WaitingFleet(Fleet):
             self._drain()
 
     def _take_arrivals(self) -> bool:
-        changed = False
-        while self.ready and self.ready[0][0] <= self.now:
-            ready_ms, _, _, row = heapq.heappop(self.ready)
-            self._release(row, ready_ms)
-            changed = True
-        return changed
+        rows = self._due()
+        for row in rows:
+            self.in_flight += 1
+            self._place(self.requests[row])
+        return bool(rows)
 
-    def _release(self, row: int, ready_ms: float) -> None:
-        q = self.requests[row]
-        q.arrival_ms = ready_ms
-        self.in_flight += 1
-        self._place(q)
+    def _end(self, q: Request) -> None:
+        super()._end(q)
+        self._heard(q.index, q.status)
+        self._left(q.index)
 
 
-class SessionFleet(WaitingFleet):
+class WaitingPools(Waiting, slow_disaggregated.Fleet):
+    """A prefill and a decode pool."""
+
+    def _prepare(self) -> None:
+        self.queue = []
+
+    def _request(self, row: int, tokens: list) -> slow_disaggregated.Handoff:
+        authored = self._authored(row, tokens)
+        pin = int(self.workload.prefill_dp_rank[row])
+        if pin >= 0:
+            authored["prefill_dp_rank"] = pin
+        return self._handoff(row, authored)
+
+    def _spoken(self, row: int) -> list:
+        return self.requests[row].target.tokens
+
+    def _next_arrivals(self) -> list[float]:
+        return [self.ready[0][0]] if self.ready else []
+
+    def _take_arrivals(self) -> bool:
+        rows = self._due()
+        self.handoffs = self.requests
+        for row in rows:
+            h = self.requests[row]
+            h.ordinal = self.taken
+            self._take(h)
+        return bool(rows)
+
+    def _leave(self, h: slow_disaggregated.Handoff) -> None:
+        super()._leave(h)
+        self._heard(h.index, h.status)
+        if h.activated_ms is None or h.released_ms is not None:
+            self._left(h.index)
+
+    def _release(self, h: slow_disaggregated.Handoff) -> None:
+        super()._release(h)
+        if h.released_ms is not None and h.terminal_ms is not None:
+            self._left(h.index)
+
+
+class Sessions:
     """Turns follow completions; with a cap, sessions follow sessions."""
 
     def __init__(self, payload: dict, workload: Workload) -> None:
@@ -118,25 +193,26 @@ class SessionFleet(WaitingFleet):
     def _push(self, row: int, ready_ms: float) -> None:
         heapq.heappush(self.ready, (ready_ms, self.session[row], self.turn_of[row], row))
 
-    def _release(self, row: int, ready_ms: float) -> None:
+    def _grow(self, row: int) -> None:
         turn = self.turn_of[row]
         if self.accumulate and turn:
-            before = self.requests[self.turns[self.session[row]][turn - 1]]
-            self.requests[row] = self._request(row, before.tokens + self._tokens(row))
-        super()._release(row, self.now if self.capped else ready_ms)
+            before = self.turns[self.session[row]][turn - 1]
+            self.requests[row] = self._request(row, self._spoken(before) + self._tokens(row))
 
-    def _end(self, q: Request) -> None:
-        super()._end(q)
-        turns = self.turns[self.session[q.index]]
-        following = self.turn_of[q.index] + 1
-        if q.status in ("completed", "rejected") and following < len(turns):
+    def _arrival_ms(self, ready_ms: float) -> float:
+        return self.now if self.capped else ready_ms
+
+    def _heard(self, row: int, status: str) -> None:
+        turns = self.turns[self.session[row]]
+        following = self.turn_of[row] + 1
+        if status in ("completed", "rejected") and following < len(turns):
             row = turns[following]
             self._push(row, self.now + self.delay[row])
         elif self.pending:
             self._push(self.turns[self.pending.pop(0)][0], self.now)
 
 
-class GraphFleet(WaitingFleet):
+class Graph:
     """Requests follow the releases and ends of others, plays follow plays in their lane."""
 
     def __init__(self, payload: dict, workload: Workload) -> None:
@@ -178,8 +254,7 @@ class GraphFleet(WaitingFleet):
     def _push(self, row: int) -> None:
         heapq.heappush(self.ready, (self.due[row], int(self.graph.node[row]), 0, row))
 
-    def _release(self, row: int, ready_ms: float) -> None:
-        super()._release(row, ready_ms)
+    def _released(self, row: int) -> None:
         self._fire(row, False)
 
     def _fire(self, source: int, on_completion: bool) -> None:
@@ -190,22 +265,45 @@ class GraphFleet(WaitingFleet):
                 if self.missing[row] == 0 and not self.failed[self.play[row]]:
                     self._push(row)
 
-    def _end(self, q: Request) -> None:
-        super()._end(q)
-        play = self.play[q.index]
-        if q.status == "completed":
-            self._fire(q.index, True)
+    def _heard(self, row: int, status: str) -> None:
+        play = self.play[row]
+        if status == "completed":
+            self._fire(row, True)
         elif not self.failed[play]:
             self.failed[play] = True
             self.ready = [entry for entry in self.ready if self.play[entry[3]] != play]
             heapq.heapify(self.ready)
-            for row in self.rows_of[play]:
-                if self.requests[row].arrival_ms is None:
-                    self._close(row)
-        self._close(q.index)
+            for other in self.rows_of[play]:
+                if self.requests[other].arrival_ms is None:
+                    self._left(other)
 
-    def _close(self, row: int) -> None:
+    def _left(self, row: int) -> None:
         play = self.play[row]
         self.open[play] -= 1
         if self.open[play] == 0 and self.pending:
             self._start_play(self.pending.pop(0))
+
+
+class SessionFleet(Sessions, WaitingFleet):
+    pass
+
+
+class SessionPools(Sessions, WaitingPools):
+    pass
+
+
+class GraphFleet(Graph, WaitingFleet):
+    pass
+
+
+class GraphPools(Graph, WaitingPools):
+    pass
+
+
+FLEETS = {
+    (True, False): SessionFleet,
+    (True, True): GraphFleet,
+    (False, False): SessionPools,
+    (False, True): GraphPools,
+}
+"""By (aggregated, graph)."""

@@ -12,7 +12,7 @@ WAITING = {"sessions", "agentic", "weka", "mooncake_delta", "applied_compute"}
 MODELLED = {
     *WAITING,
     *("trace", "mooncake", "dynamo_trace", "speedup", "closed_loop", "time_limit"),
-    *("synthetic", "poisson", "dp"),
+    *("synthetic", "poisson", "dp", "disaggregated"),
 }
 CASES = [
     name

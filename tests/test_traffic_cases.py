@@ -72,15 +72,9 @@ def test_what_the_reference_reads_is_read(name, tmp_path, monkeypatch) -> None:
 
 
 READ = [name for name, case in cases().items() if case["expect"]["ok"]]
-UNBUILT = {"sess_disagg", "delta_disagg"}
 
 
-def test_only_sessions_of_prefill_decode_fleets_are_left_out() -> None:
-    features = {name: set(cases()[name]["feature"]) for name in READ}
-    assert {n for n in READ if {"disaggregated", "sessions"} <= features[n]} == UNBUILT
-
-
-@pytest.mark.parametrize("name", [name for name in READ if name not in UNBUILT])
+@pytest.mark.parametrize("name", READ)
 def test_what_the_reference_replays_replays_equally(name, tmp_path, monkeypatch) -> None:
     case = cases()[name]
     _, workload = workload_of(case, tmp_path, monkeypatch)

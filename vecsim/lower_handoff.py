@@ -81,24 +81,20 @@ def lower_handoff(
     released = workload.arrival_ms
     if not authored_order and np.any(released[1:] < released[:-1]):
         order = np.argsort(released, kind="stable")
-    servers = 0 if tokenization is None else min(tokenization.workers, len(workload))
     pools = (topology.prefill, topology.decode)
     sides = []
     for role, pool, timing in zip(roles, pools, timings, strict=True):
-        own = _prompts_only(workload) if role.stage == "prefill" else workload
+        own = prompts_only(workload) if role.stage == "prefill" else workload
         side = _side(role, own, order, pool.initial_workers, timing, counted)
         sides.append(side._replace(scratch=new_scratch(side.ranks, record_segments)))
     prefill, decode = sides
-    prefill = prefill._replace(servers=np.zeros((len(prefill.workers.state), servers)))
     if max_in_flight is None:
         prefill.requests.time[layout.RELEASED] = lower.in_order(released, order)
-    handoff = _handoff(prefill, decode, workload, order)
-    _set_transfers(handoff, roles, topology)
+    handoff = handoff_of(prefill, decode, workload, order)
+    set_transfers(handoff, roles, topology)
     handoff.state[kernel.MAX_IN_FLIGHT] = min(max_in_flight or 0, len(workload))
     handoff.time[kernel.HORIZON] = horizon_ms
-    if tokenization is not None:
-        handoff.time[kernel.TOKENIZE_MS] = tokenization.base_ms
-        handoff.time[kernel.TOKENIZE_TOKEN_MS] = tokenization.per_input_token_ms
+    prefill = set_tokenization(prefill, handoff, tokenization)
     state = HandoffState(prefill, decode, handoff, order, disaggregated)
     return _watched(state) if roles[0].rank.emit_kv_events else state
 
@@ -131,7 +127,7 @@ def _watched(state: HandoffState) -> HandoffState:
     )
 
 
-def _prompts_only(workload: Workload) -> Workload:
+def prompts_only(workload: Workload) -> Workload:
     """The workload as prefill workers see it: one token at most comes out of a prompt."""
     planned = workload.output_offsets is not None
     return replace(
@@ -153,7 +149,7 @@ def _side(
 ) -> Side:
     limit, reason, longest = lower.output_limits(workload, role.rank)
     params, factors = lower.params_of(role, longest, "lru", timing)
-    rank = _set_role(role, params, factors)
+    rank = set_role(role, params, factors)
     if np.any((workload.input_length == 0) & (limit > 0)):
         # Room for a preempted empty prompt is made by undoing scheduled work: duplicates arise.
         params[layout.SINGLE_COPIES] = params[layout.PREFIX_CACHING]
@@ -190,7 +186,7 @@ def _side(
     return Side(ranks, lower.workers_of(workers), requests, pools, None, table, no_servers)
 
 
-def _set_role(role: Role, params: np.ndarray, factors: np.ndarray):
+def set_role(role: Role, params: np.ndarray, factors: np.ndarray):
     """Enter what the role adds to the parameters. Returns the settings of its ranks.
 
     Prefill workers are never charged for decoding, and the other way round (reference:
@@ -227,13 +223,17 @@ def _rows_by_rank(ranks: Ranks, requests: Requests, rows: int) -> tuple[np.ndarr
     return table, copies, rows + entries * int(per_node)
 
 
-def _handoff(prefill: Side, decode: Side, workload: Workload, order: np.ndarray | None) -> Handoff:
+def handoff_of(
+    prefill: Side, decode: Side, workload: Workload, order: np.ndarray | None
+) -> Handoff:
+    """What two sides of the requests of a workload have between them before the start."""
     n = len(workload)
     workers = len(prefill.workers.state) + len(decode.workers.state)
     ranks = len(prefill.ranks.fields) + len(decode.ranks.fields)
     requests = np.zeros((kernel.HANDOFF_REQUEST, n), np.int32)
     pin = lower.in_order(workload.dp_rank, order)
     own_pin = lower.in_order(workload.prefill_dp_rank, order)
+    requests[kernel.ORDINAL] = requests[kernel.BY_ORDINAL] = np.arange(n)
     requests[kernel.DESTINATION_PIN] = pin
     requests[kernel.SOURCE_PIN] = np.where(own_pin < 0, pin, own_pin)
     lists = np.zeros((kernel.LISTS, max(ranks, workers)), np.int64)
@@ -257,7 +257,17 @@ def _tournament(leaves: int) -> np.ndarray:
     return np.full(2 << max(leaves - 1, 0).bit_length(), np.inf)
 
 
-def _set_transfers(
+def set_tokenization(prefill: Side, handoff: Handoff, tokenization: Tokenization | None) -> Side:
+    """The prefill side with the stage in front of its workers."""
+    if tokenization is None:
+        return prefill
+    handoff.time[kernel.TOKENIZE_MS] = tokenization.base_ms
+    handoff.time[kernel.TOKENIZE_TOKEN_MS] = tokenization.per_input_token_ms
+    servers = min(tokenization.workers, prefill.requests.state.shape[1])
+    return prefill._replace(servers=np.zeros((len(prefill.workers.state), servers)))
+
+
+def set_transfers(
     handoff: Handoff, roles: tuple[Role, Role], topology: DisaggregatedTopology
 ) -> None:
     """What a transfer costs; only the prefill role's fields count (reference: runtimes, 6.2)."""

@@ -201,9 +201,9 @@ def _check_waits(payload: Payload, workload: Workload, roles: tuple[Role, ...]) 
     graph = workload.dependencies is not None
     if workload.sessions is None and not graph:
         return
-    if len(roles) > 1:
+    if len(roles) > 1 and role.backend == "sglang":
         waiting = "dependencies" if graph else "sessions"
-        raise NotSupportedYetError(f"workload.{waiting}", "in a prefill/decode fleet")
+        raise NotSupportedYetError(f"workload.{waiting}", "in a prefill/decode fleet of SGLang")
     if role.rank.emit_kv_events:
         raise NotSupportedYetError("observe", "kv_events of requests that wait for others")
     spec = payload.spec
@@ -340,18 +340,27 @@ def _run_disaggregated(
     from vecsim.lower_handoff import lower_handoff
     from vecsim.simulation_handoff import simulate_handoff
 
-    state = lower_handoff(
-        roles,
-        payload.spec.topology,
-        workload,
-        tokenization=options.tokenization,
-        authored_order=authored_order,
-        max_in_flight=options.max_in_flight,
-        horizon_ms=options.horizon_ms,
-        timings=timings,
-        record_segments=options.record_segments,
-        counted=counted,
-    )
+    common = {
+        "tokenization": options.tokenization,
+        "horizon_ms": options.horizon_ms,
+        "timings": timings,
+        "record_segments": options.record_segments,
+        "counted": counted,
+    }
+    topology, cap = payload.spec.topology, options.max_in_flight
+    if workload.sessions is not None or workload.dependencies is not None:
+        from vecsim.waiting_handoff import lower_waiting_handoff
+
+        state = lower_waiting_handoff(roles, topology, workload, session_cap=cap, **common)
+    else:
+        state = lower_handoff(
+            roles,
+            topology,
+            workload,
+            authored_order=authored_order,
+            max_in_flight=cap,
+            **common,
+        )
     return simulate_handoff(
         state, workload, roles, options.progress, options.tokenization is not None
     )

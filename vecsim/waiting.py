@@ -65,15 +65,15 @@ def lower_waiting(
         InputError: a request too long for 32-bit token counters, or more blocks of content than
             32 bits count.
     """
-    rows = _numbered(workload)
+    rows = rows_in_order(workload)
     order = None if np.array_equal(rows, np.arange(len(rows))) else rows
-    chains = _Chains.of(workload, rows)
-    limit, reason, longest = _limits(workload, role.rank, chains)
+    chains = Chains.of(workload, rows)
+    limit, reason, longest = turn_limits(workload, role.rank, chains)
     params, factors = params_of(role, longest, "lru", timing)
     caching = role.rank.enable_prefix_caching
     if np.any((workload.input_length == 0) & (limit > 0)):
         params[layout.SINGLE_COPIES] = caching
-    known = workload if chains is None else _known_ahead(workload, chains)
+    known = workload if chains is None else known_ahead(workload, chains)
     known_order = order if chains is None else None
     one_rank = np.zeros(len(known), np.int64)
     paths = paths_of(known, role.rank, longest, known_order, one_rank, 1)
@@ -86,7 +86,7 @@ def lower_waiting(
     state[layout.RANK] = in_order(workload.dp_rank, order)
     if chains is not None:
         state[layout.FAMILY] = chains.first
-    arrivals = _arrivals(workload, rows, session_cap)
+    arrivals = arrivals_of(workload, rows, session_cap)
     starts = np.arange(len(ranks.fields) + 1) * -(-len(workload) // workers)
     fresh = workers_of(workers)
     if role.backend == "sglang":
@@ -104,16 +104,16 @@ def lower_waiting(
 
     if caching and workload.output_offsets is not None:
         state[layout.LONER] = in_order(np.diff(workload.output_offsets) > 0, order)
-    shared = _shared_blocks(ranks, known, paths)
+    shared = shared_blocks(ranks, known, paths)
     state[layout.SHARED] = shared if chains is None else shared[chains.session]
     state[layout.OWN_FROM] = state[layout.SHARED]
-    requests, pools, seats = _vllm_rooms(ranks, requests, followed, chains, caching)
+    requests, pools, seats = vllm_rooms(ranks, requests, followed, chains, caching)
     ranks = ranks._replace(lists=place_lists(ranks, starts))
     waiting = arrivals, seats
     return State(ranks, fresh, requests, pools, order, aggregated_waiting, waiting=waiting)
 
 
-def _numbered(workload: Workload) -> np.ndarray:
+def rows_in_order(workload: Workload) -> np.ndarray:
     """int64 [n], the row of each request of the kernels."""
     if workload.dependencies is not None:
         return np.argsort(workload.dependencies.node, kind="stable")
@@ -124,7 +124,7 @@ def _numbered(workload: Workload) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class _Chains:
+class Chains:
     """Sessions whose prompts grow; requests in the order of the kernels, by session and turn.
 
     Attributes:
@@ -142,7 +142,7 @@ class _Chains:
     reach: np.ndarray
 
     @classmethod
-    def of(cls, workload: Workload, rows: np.ndarray) -> _Chains | None:
+    def of(cls, workload: Workload, rows: np.ndarray) -> Chains | None:
         """None where every prompt is authored whole."""
         sessions = workload.sessions
         if sessions is None or not sessions.accumulate:
@@ -155,8 +155,8 @@ class _Chains:
         return cls(session, starts[session], starts, rows, total - before[session])
 
 
-def _limits(
-    workload: Workload, rank: RankConfig, chains: _Chains | None
+def turn_limits(
+    workload: Workload, rank: RankConfig, chains: Chains | None
 ) -> tuple[np.ndarray, np.ndarray, int]:
     """`output_limits`; later turns of growing prompts get theirs when they are released."""
     limit, reason, longest = output_limits(workload, rank)
@@ -174,7 +174,7 @@ def _limits(
     return limit, reason, longest
 
 
-def _known_ahead(workload: Workload, chains: _Chains) -> Workload:
+def known_ahead(workload: Workload, chains: Chains) -> Workload:
     """One row a session: the tokens at the start of its conversation that are known ahead, up to
     the first generated token that is not planned."""
     first_rows = chains.rows[chains.starts]
@@ -227,7 +227,7 @@ def _known_tokens(workload: Workload, planned: np.ndarray, turns: np.ndarray) ->
 # --- index rows and copies ------------------------------------------------------------------------
 
 
-def _shared_blocks(ranks: Ranks, known: Workload, paths: sharing.Paths) -> np.ndarray:
+def shared_blocks(ranks: Ranks, known: Workload, paths: sharing.Paths) -> np.ndarray:
     """int32 [rows of `known`], leading blocks that another row has too; fills `paths.marks`."""
     fields = ranks.fields[:1].copy()
     fields[:, layout.SINGLE_COPIES] = 0
@@ -243,11 +243,11 @@ def _shared_blocks(ranks: Ranks, known: Workload, paths: sharing.Paths) -> np.nd
     return everyone.state[layout.SHARED]
 
 
-def _vllm_rooms(
+def vllm_rooms(
     ranks: Ranks,
     requests: Requests,
     paths: sharing.Paths,
-    chains: _Chains | None,
+    chains: Chains | None,
     caching: bool,
 ) -> tuple[Requests, Pools, Seats]:
     """Empty pools, and the rooms from which released requests get index rows and copies."""
@@ -330,7 +330,7 @@ def _seats(
 # --- arrivals -------------------------------------------------------------------------------------
 
 
-def _arrivals(workload: Workload, rows: np.ndarray, session_cap: int | None) -> Arrivals:
+def arrivals_of(workload: Workload, rows: np.ndarray, session_cap: int | None) -> Arrivals:
     if workload.dependencies is not None:
         return graph_arrivals(workload.dependencies, rows)
     return session_arrivals(workload.sessions, workload.arrival_ms, rows, session_cap)

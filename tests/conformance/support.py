@@ -59,7 +59,6 @@ FIELDS = {
     "kvcr": ("rank.native_host_offload", None),
     "mtp": ("rank.aic_nextn", None),
     "scaling": ("adapters.scaling.provider", "planner"),
-    "sessions": ("workload.sessions", None),  # of prefill/decode fleets
     "sglang": ("rank.backend", "sglang"),
     "state_cache": ("rank.state_cache", None),
     "trtllm": ("rank.backend", "trtllm"),
@@ -89,8 +88,6 @@ def unbuilt(case: Case) -> list[str]:
     together = {"disaggregated"} if "sglang" in case["feature"] else set()
     known = BUILT | {UNUSED.get(name(case))}
     alone = [f for f in case["feature"] if f not in known and not _is_built(f)]
-    if {"disaggregated", "sessions"} <= set(case["feature"]):
-        alone.append("sessions")
     return alone + sorted(together & set(case["feature"]))
 
 

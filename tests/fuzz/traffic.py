@@ -1,7 +1,7 @@
 """Small random traffic: sessions, growing prompts, graphs, lanes, caps, synthetic load.
 
-`python -m tests.fuzz traffic --reference PYTHON --seeds A:B [--against slow|vecsim]` compares
-vecsim (or the slow model of sessions) with the reference. Same seed, same traffic.
+`python -m tests.fuzz traffic --reference PYTHON --seeds A:B [--disagg] [--against slow|vecsim]`
+compares vecsim (or the slow model of sessions) with the reference. Same seed, same traffic.
 """
 
 from __future__ import annotations
@@ -40,23 +40,27 @@ KINDS = (
     "synthetic-session",
 )
 BACKENDS = ("vllm", "sglang", "trtllm")
+HANDOFF_BACKENDS = ("vllm", "trtllm")
 _WITHOUT = ("belady", "empty_prompt", "planned", "refused")
 
 
 class Draw:
-    """One payload with its trace file."""
+    """One payload with its trace file; with `disagg` that of a prefill/decode fleet."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, disagg: bool = False) -> None:
         self.rng = random.Random(f"traffic {seed}")
-        backend = self.rng.choice(BACKENDS)
+        backend = self.rng.choice(HANDOFF_BACKENDS if disagg else BACKENDS)
         forced = () if backend == "vllm" else (backend,)
+        forced += ("disagg",) if disagg else ()
         made = specs.make(seed, forced, (*_WITHOUT, "closed_loop", "sla"))
         self.spec = {**made.get("spec", made), "requests": [], "record_per_request": True}
         self.beside = {"tokenization": made["tokenization"]} if "tokenization" in made else {}
-        rank = self.spec["engine"]["rank"]
+        engine = self.spec["engine"]
+        roles = [engine, *(engine[name] for name in ("prefill", "decode") if name in engine)]
         if self.rng.random() < 0.5:
             # Memory is short, but not for a single request.
-            rank["num_gpu_blocks"] = self.rng.randint(90, 300) // rank["block_size"] + 1
+            for rank in (role["rank"] for role in roles):
+                rank["num_gpu_blocks"] = self.rng.randint(90, 300) // rank["block_size"] + 1
         self.block = self.rng.choice([4, 8, 16, 24])
         self.kind = self.rng.choice(KINDS)
         self.planned = self.rng.choice([0.0, 0.0, 0.3, 1.0])
@@ -265,9 +269,11 @@ class Draw:
         return traffic
 
 
-def run(seed: int, against: str, reference: Reference, folder: Path) -> tuple[str, list[str]]:
+def run(
+    seed: int, against: str, reference: Reference, folder: Path, disagg: bool = False
+) -> tuple[str, list[str]]:
     """(outcome, one line per difference) of a seed."""
-    draw = Draw(seed)
+    draw = Draw(seed, disagg)
     payload, text = draw.payload()
     (folder / FILE).write_text(text)
     os.chdir(folder)
@@ -330,6 +336,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--reference", required=True, help="Python that has the reference")
     parser.add_argument("--seeds", required=True, help="A:B, B excluded", type=specs.span)
     parser.add_argument("--against", choices=("vecsim", "slow"), default="vecsim")
+    parser.add_argument("--disagg", action="store_true", help="prefill/decode fleets")
     options = parser.parse_args(argv)
     warnings.simplefilter("ignore")
     began = time.monotonic()
@@ -340,7 +347,7 @@ def main(argv: list[str] | None = None) -> int:
         home = Path.cwd()
         os.chdir(folder)  # the reference's process starts, and stays, here
         for seed in options.seeds:
-            outcome, lines = run(seed, options.against, reference, Path(folder))
+            outcome, lines = run(seed, options.against, reference, Path(folder), options.disagg)
             outcomes[outcome] += 1
             if lines:
                 failed[seed] = lines

@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from tests import answers, slow_sessions
-from tests.fuzz.traffic import BACKENDS, FILE, KINDS, Draw
+from tests.fuzz.traffic import BACKENDS, FILE, HANDOFF_BACKENDS, KINDS, Draw
 from tests.slow_model import Endless
 from vecsim.errors import InputError
 from vecsim.replaying import replay
@@ -20,12 +20,13 @@ SEEDS = range(900_000, 900_400)
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_equals_the_slow_model(tmp_path, monkeypatch) -> None:
+@pytest.mark.parametrize("disagg", [False, True], ids=["aggregated", "disaggregated"])
+def test_equals_the_slow_model(disagg, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
-    kinds, backends, waited = Counter(), Counter(), 0
+    kinds, backends, statuses, waited = Counter(), Counter(), Counter(), 0
     differing = {}
     for seed in SEEDS:
-        draw = Draw(seed)
+        draw = Draw(seed, disagg)
         payload, text = draw.payload()
         (tmp_path / FILE).write_text(text)
         try:
@@ -42,10 +43,12 @@ def test_equals_the_slow_model(tmp_path, monkeypatch) -> None:
         if lines:
             differing[seed] = lines
         kinds[draw.kind] += 1
+        statuses.update(slow.status)
         backends[payload["spec"]["engine"]["rank"]["backend"]] += 1
         waited += workload.sessions is not None or workload.dependencies is not None
     assert differing == {}
     assert set(kinds) == set(KINDS)
     assert min(kinds.values()) >= 10
-    assert set(backends) == set(BACKENDS)
+    assert set(backends) == set(HANDOFF_BACKENDS if disagg else BACKENDS)
+    assert min(statuses[name] for name in ("completed", "rejected", "failed")) >= 5
     assert waited >= 150
