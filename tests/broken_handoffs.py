@@ -98,7 +98,7 @@ def main() -> None:
     }
     for breach, clock in clocks.items():
         print(f"{breach}: {with_(disaggregated_events, 'run_clock', clock)}")
-    two = with_(lower_handoff, "_prompts_only", let_two_tokens_out)
+    two = with_(lower_handoff, "prompts_only", let_two_tokens_out)
     print(f"two tokens from the source: {two}")
 
 
