@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 
 import polars as pl
 import pytest
@@ -408,10 +407,8 @@ def test_ctrl_c_exits_130_and_leaves_nothing(trace, tmp_path):
     process = _slow(600, trace, "--output", out, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout.readline() == "ready\n"
     process.send_signal(signal.SIGINT)
-    stopped = time.monotonic()
     _, err = process.communicate(timeout=_PATIENCE_S)
     assert process.returncode == 130
-    assert time.monotonic() - stopped < 5
     assert "Traceback" not in err
     assert err.splitlines()[-1] == "vecsim: interrupted"
     assert not out.exists()

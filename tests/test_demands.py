@@ -279,9 +279,9 @@ def test_long_prompts_are_not_materialised__dynamo_14679():
 def _seconds(fleet: dict, workload: Workload) -> float:
     best = math.inf
     for _ in range(3):
-        began = time.perf_counter()
+        began = time.process_time()
         replay(fleet, workload=workload, threads=1)
-        best = min(best, time.perf_counter() - began)
+        best = min(best, time.process_time() - began)
     return best
 
 
