@@ -149,14 +149,14 @@ def step_front(requests, pools, s, lists, tick):
 @inner
 def schedule_running(requests, pools, s, lists, now, defer):
     """Phase 1 of a pass (see `vllm.schedule_running`), the front block by block."""
-    if _vllm.fits_without_preemption(requests, s, lists, defer):
+    if observed_vllm.fits_without_preemption(requests, s, lists, defer):
         taken = step_front(requests, pools, s, lists, s[TICK])
         if s[RESERVES_OUTPUT] != 0:
             s[RESERVED] -= taken
         s[BUDGET] -= s[FRONT]
     else:
-        _vllm.dissolve_front(requests, pools, s, lists, now)
-    _vllm.schedule_explicit(requests, pools, s, lists, s[FRONT], defer)
+        observed_vllm.dissolve_front(requests, pools, s, lists, now)
+    observed_vllm.schedule_explicit(requests, pools, s, lists, s[FRONT], defer)
 
 
 @inner
@@ -164,14 +164,14 @@ def dissolve_scheduled_front(requests, pools, s, lists, now):
     """Make all front members explicit after their token of this pass, whose blocks are there."""
     state = requests.state
     front = s[FRONT]
-    _vllm.dissolve_front(requests, pools, s, lists, now)
+    observed_vllm.dissolve_front(requests, pools, s, lists, now)
     for i in range(front):
         q = np.int64(lists[s[RUN_OFFSET] + i])
         state[COMPUTED, q] += 1
         state[PASS_TOKENS, q] = 1
 
 
-_vllm = rebound(
+observed_vllm = rebound(
     vllm,
     pool,
     schedule_running=schedule_running,
@@ -205,7 +205,7 @@ walking = rebound(stretch, observe_chunk=observe_chunk)
 
 
 # --- what a worker asks of a rank -----------------------------------------------------------------
-_rank = rebound(vllm_rank, _vllm)
+_rank = rebound(vllm_rank, observed_vllm)
 
 
 @inner

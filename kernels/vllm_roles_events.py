@@ -29,20 +29,31 @@ from vecsim.kernels.layout import DESTINATION, ROLE
 from vecsim.kernels.rebinding import rebound
 
 # --- the pass -------------------------------------------------------------------------------------
-_running = {
-    "schedule_running": vllm_events.schedule_running,
-    "dissolve_scheduled_front": vllm_events.dissolve_scheduled_front,
+_SHARED = {
+    name: getattr(vllm_events.observed_vllm, name)
+    for name in (
+        "leave",
+        "dissolve_front",
+        "dissolve_scheduled_front",
+        "grow_running",
+        "compute",
+        "schedule_running",
+        "schedule_explicit",
+        "make_room",
+    )
 }
-_vllm = rebound(vllm, vllm_events.pool, **_running)
+"""Parts of the observed pass that are the same in every role: one instance is enough."""
+
+_bases = (vllm_events.observed_vllm, vllm_events.pool)
 _admission = rebound(
     vllm,
     vllm_events.pool,
     queue_head=vllm_roles.ordinary_head,
     drop_head=vllm_roles.drop_head,
     settle_standstill=vllm_roles.settle_standstill,
-    **_running,
+    **_SHARED,
 )
-_ends = rebound(vllm_roles, _vllm, vllm_events.pool, _admit_ordinary=_admission.admit_waiting)
+_ends = rebound(vllm_roles, *_bases, _admit_ordinary=_admission.admit_waiting)
 
 
 @inner
@@ -53,11 +64,9 @@ def finish(requests, pools, w, s, q, end):
     _ends.finish(requests, pools, w, s, q, end)
 
 
-_pass = rebound(
-    vllm, vllm_events.pool, admit_waiting=_ends.admit_waiting, finish=finish, **_running
-)
+_pass = rebound(vllm, vllm_events.pool, admit_waiting=_ends.admit_waiting, finish=finish, **_SHARED)
 _rank = rebound(vllm_rank, _pass)
-_roles = rebound(vllm_roles, _vllm, vllm_events.pool, _rank=_rank)
+_roles = rebound(vllm_roles, *_bases, _rank=_rank)
 
 
 @inner
