@@ -42,7 +42,7 @@ TARGET, ON_COMPLETION = (np.int64(k) for k in range(2))
 EDGE_ROWS = 2
 (
     LEFT,  # requests that were not released yet; none once the play has failed
-    IN_FLIGHT,  # requests that were released and have not ended, or have something to give back
+    IN_FLIGHT,  # requests that were released and have not ended
     FAILED_PLAY,
 ) = (np.int64(k) for k in range(3))
 PLAY_ROWS = 3
@@ -194,29 +194,16 @@ def start_play(arrivals, play, now):
 @inner
 def note_end(arrivals, q, status, now):
     """A released request ended `now`; its followers and the next play of its lane hear of it."""
-    note_outcome(arrivals, q, status, now)
-    leave(arrivals, q, now)
-
-
-@inner
-def note_outcome(arrivals, q, status, now):
-    """The followers of a released request hear how it ended, or its play has failed."""
-    if status == COMPLETED or (status == REJECTED and arrivals.state[REJECTION_FAILS] == 0):
-        fire(arrivals, q, np.int64(1), now)
-    else:
-        play = np.int64(arrivals.requests[PLAY, q])
-        arrivals.plays[FAILED_PLAY, play] = 1
-        arrivals.plays[LEFT, play] = 0
-        skip_failed(arrivals)
-
-
-@inner
-def leave(arrivals, q, now):
-    """A request that has ended keeps its play busy no longer; the next play of a lane may start."""
     state = arrivals.state
     plays = arrivals.plays
     play = np.int64(arrivals.requests[PLAY, q])
     plays[IN_FLIGHT, play] -= 1
+    if status == COMPLETED or (status == REJECTED and state[REJECTION_FAILS] == 0):
+        fire(arrivals, q, np.int64(1), now)
+    else:
+        plays[FAILED_PLAY, play] = 1
+        plays[LEFT, play] = 0
+        skip_failed(arrivals)
     if plays[LEFT, play] == 0 and plays[IN_FLIGHT, play] == 0:
         following = state[NEXT_PLAY]
         if following < len(plays[0]):

@@ -119,7 +119,7 @@ def bind(
     close_pass, close_stretch = worker.close_pass, worker.close_stretch
     place, refusal, reserve, activate, release_source = rank[:5]
     first_waiting, fail_waiting = rank.first_waiting, rank.fail_waiting
-    admit_next, next_release, note_end, note_ends, note_release = arrivals
+    admit_next, next_release, note_end, note_ends = arrivals
 
     # --- destinations -----------------------------------------------------------------------------
     @inner
@@ -360,7 +360,7 @@ def bind(
         retry(decode, handoff, r)
 
     @inner
-    def free_source(prefill, decode, handoff, kind, q):
+    def free_source(prefill, handoff, kind, q):
         """Let a prefill rank forget a request, once its worker is idle. Whether it did."""
         r = np.int64(prefill.requests.state[RANK, q])
         worker = r // dp_size_of(prefill)
@@ -372,7 +372,6 @@ def bind(
             wake(handoff, worker)
         if kind == RELEASE:
             handoff.instants[RELEASED_AT, q] = handoff.time[NOW]
-            note_release(decode, handoff, q)
         else:
             note_end(handoff, prefill.requests, q)
 
@@ -395,7 +394,7 @@ def bind(
             elif kind == ACTIVATE:
                 finish_transfer(prefill, decode, handoff, q)
             else:
-                free_source(prefill, decode, handoff, kind, q)
+                free_source(prefill, handoff, kind, q)
 
     # --- the rounds of an instant -----------------------------------------------------------------
     @inner

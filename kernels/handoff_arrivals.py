@@ -26,14 +26,12 @@ class HandoffArrivals(NamedTuple):
             copy has ended, or where it was cancelled.
         note_ends: (handoff, requests, w, terminals, last): nor are those that ended on a worker
             since it had so many `TERMINALS`, and `last` for its `LAST_ENDED`.
-        note_release: (decode, handoff, q): the source of `q` was released.
     """
 
     admit_next: Callable
     next_release: Callable
     note_end: Callable
     note_ends: Callable
-    note_release: Callable
 
 
 @inner
@@ -75,9 +73,4 @@ def note_ends(handoff, requests, w, terminals, last):
     handoff.state[ENDED] += w[TERMINALS] - terminals
 
 
-@inner
-def note_release(decode, handoff, q):
-    """Nobody waits for it."""
-
-
-KNOWN_ARRIVALS = HandoffArrivals(admit_next, next_release, note_end, note_ends, note_release)
+KNOWN_ARRIVALS = HandoffArrivals(admit_next, next_release, note_end, note_ends)

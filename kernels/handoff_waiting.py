@@ -2,8 +2,7 @@
 
 The room of `arrivals` says who is due, and hears of every end: of a decode terminal with its pass,
 of a request that failed or was rejected when its source has been cancelled (reference: runtimes,
-section 3). A play of a graph is over when its sources are released too (traffic, section 4.2).
-Requests get rows of the prefix index when they are placed, on both sides.
+section 3). Requests get rows of the prefix index when they are placed, on both sides.
 """
 
 from __future__ import annotations
@@ -13,15 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from vecsim.kernels import arrivals
-from vecsim.kernels.handoff import (
-    ACTIVATED_AT,
-    BY_ORDINAL,
-    ENDED,
-    NOW,
-    ORDINAL,
-    RELEASED_AT,
-    TAKEN,
-)
+from vecsim.kernels.handoff import BY_ORDINAL, ENDED, NOW, ORDINAL, TAKEN
 from vecsim.kernels.handoff_arrivals import HandoffArrivals
 from vecsim.kernels.jit import inner
 from vecsim.kernels.layout import (
@@ -81,12 +72,7 @@ def note_end(handoff, requests, q):
     if status == UNFINISHED:
         status = FAILED
     handoff.state[ENDED] += 1
-    room = handoff.arrivals
-    arrivals.note_outcome(room, q, status, handoff.time[NOW])
-    instants = handoff.instants
-    held = not np.isnan(instants[ACTIVATED_AT, q]) and np.isnan(instants[RELEASED_AT, q])
-    if not held or room.state[arrivals.REJECTION_FAILS] == 0:
-        arrivals.leave(room, q, handoff.time[NOW])
+    arrivals.note_end(handoff.arrivals, q, status, handoff.time[NOW])
 
 
 @inner
@@ -99,19 +85,10 @@ def note_ends(handoff, requests, w, terminals, last):
 
 
 @inner
-def note_release(decode, handoff, q):
-    """A request of a graph that has ended already was held by its source."""
-    room = handoff.arrivals
-    ended = decode.requests.state[STATUS, q] != UNFINISHED
-    if ended and room.state[arrivals.REJECTION_FAILS] != 0:
-        arrivals.leave(room, q, handoff.time[NOW])
-
-
-@inner
 def seat_blocks(requests, pools, seats, s, q, rank):
     """Place `q` on a rank (see `handoff.HandoffRank.place`)."""
     requests.state[RANK, q] = rank
     settle_blocks(requests, pools, s, seats, np.int64(rank), q)
 
 
-WAITING_ARRIVALS = HandoffArrivals(admit_next, next_release, note_end, note_ends, note_release)
+WAITING_ARRIVALS = HandoffArrivals(admit_next, next_release, note_end, note_ends)

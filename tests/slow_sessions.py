@@ -79,9 +79,6 @@ class Waiting:
     def _released(self, row: int) -> None:
         """A row was released."""
 
-    def _left(self, row: int) -> None:
-        """A row that has ended has nothing to give back any more."""
-
 
 class WaitingFleet(Waiting, slow_model.Fleet):
     """Aggregated workers."""
@@ -125,7 +122,6 @@ class WaitingFleet(Waiting, slow_model.Fleet):
     def _end(self, q: Request) -> None:
         super()._end(q)
         self._heard(q.index, q.status)
-        self._left(q.index)
 
 
 class WaitingPools(Waiting, slow_disaggregated.Fleet):
@@ -159,13 +155,6 @@ class WaitingPools(Waiting, slow_disaggregated.Fleet):
     def _leave(self, h: slow_disaggregated.Handoff) -> None:
         super()._leave(h)
         self._heard(h.index, h.status)
-        if h.activated_ms is None or h.released_ms is not None:
-            self._left(h.index)
-
-    def _release(self, h: slow_disaggregated.Handoff) -> None:
-        super()._release(h)
-        if h.released_ms is not None and h.terminal_ms is not None:
-            self._left(h.index)
 
 
 class Sessions:
@@ -275,9 +264,10 @@ class Graph:
             heapq.heapify(self.ready)
             for other in self.rows_of[play]:
                 if self.requests[other].arrival_ms is None:
-                    self._left(other)
+                    self._close(other)
+        self._close(row)
 
-    def _left(self, row: int) -> None:
+    def _close(self, row: int) -> None:
         play = self.play[row]
         self.open[play] -= 1
         if self.open[play] == 0 and self.pending:

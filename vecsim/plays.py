@@ -1,8 +1,8 @@
 """Plays of a graph of requests: how each one ended, and how long it took as a whole.
 
 A play is settled when all its requests that were released have ended, none is left to be released,
-and no prefill worker holds blocks for one. The first request that ends otherwise than completed
-makes it fail (reference: traffic, section 4.2).
+and no prefill worker holds blocks for one; the next play of its lane does not wait for that. The
+first request that ends otherwise than completed makes it fail (reference: traffic, section 4.2).
 """
 
 from __future__ import annotations
