@@ -41,9 +41,8 @@ LOG_STATE = 2
     NEXT_REMOVED,  # SGLang: what a removed page would be, REMOVED_FIRST or REMOVED_NEXT
     LAST_STORED,  # SGLang: row of the page stored last, if a Stored event may go on; or NONE
     DECODES,  # SGLang: decode passes since the last that called for a report
-    KEPT,  # SGLang: pages that look held until the pass in flight ends
-) = (np.int64(k) for k in range(6))
-LOG_RANK = 6
+) = (np.int64(k) for k in range(5))
+LOG_RANK = 5
 
 
 class EventLog(NamedTuple):

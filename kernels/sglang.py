@@ -115,9 +115,22 @@ def dissolve_front(requests, s, f, lists):
 
 # --- schedule: a prefill pass ---------------------------------------------------------------------
 @inner
+def cache_prompts(requests, pools, s, lists, first, last, ending):
+    """Enter prompts at first..last-1 of the running list into the tree: of the requests that end
+    with their first token, or of those that go on."""
+    state = requests.state
+    for i in range(first, last):
+        q = np.int64(lists[i])
+        remaining = np.int64(state[LIMIT, q]) - state[GENERATED, q]
+        if remaining > 0 and (remaining == 1) == ending:
+            cache_computed(requests, pools, s, q)
+
+
+@inner
 def start_prefill(requests, pools, s, lists, evict):
     """Unfinished prompts go back to the queue, finished ones join the running list; room is made
-    for the first tokens of those that need more than one."""
+    for the first tokens of those that need more than one. Pages that the batch computed twice are
+    free before room is checked, but too late to avoid an eviction."""
     state = requests.state
     s[NEW_FROM] = s[RUNNING]
     first = s[RUN_OFFSET] + s[RUNNING]
@@ -135,10 +148,8 @@ def start_prefill(requests, pools, s, lists, evict):
             need += pages_to_grow(requests, s, q)
     evict(requests, pools, s, need - s[FREE])
     last = s[RUN_OFFSET] + s[RUNNING]
-    for i in range(first, last):
-        q = np.int64(lists[i])
-        if state[LIMIT, q] - state[GENERATED, q] > 1:
-            cache_computed(requests, pools, s, q)
+    cache_prompts(requests, pools, s, lists, first, last, False)
+    cache_prompts(requests, pools, s, lists, first, last, True)
     s[FITS] = np.int64(s[FREE] >= need)
     if s[FITS] == 0:
         return

@@ -26,7 +26,6 @@ from vecsim.kernels.blockpool import row_run
 from vecsim.kernels.events import (
     AT_PASS_END,
     DECODES,
-    KEPT,
     LAST_STORED,
     NEXT_REMOVED,
     REMOVED_FIRST,
@@ -45,16 +44,11 @@ from vecsim.kernels.layout import (
     END,
     ENDS,
     FREE,
-    GENERATED,
     GROWTH_OFFSET,
-    IDLE,
-    LIMIT,
-    NEW_FROM,
     NONE,
     OWNER,
     PARTICIPATES,
     PREFILL_TOKENS,
-    RUN_OFFSET,
     RUNNING,
     SCHEDULER_ID,
     TICK,
@@ -128,28 +122,9 @@ def insert(requests, pools, s, q, start, depth, last):
     return end
 
 
-# --- a pass ---------------------------------------------------------------------------------------
-@inner
-def start_prefill(requests, pools, s, lists, evict):
-    """What a prefill pass computes (see `sglang.start_prefill`). The prompts of those that end with
-    their first token are stored now, after the others, and not when they end. Until then it looks
-    as if they were not: the number of unheld pages stays."""
-    _cached.start_prefill(requests, pools, s, lists, evict)
-    state = requests.state
-    unheld = s[FREE] + s[IDLE]
-    for i in range(s[NEW_FROM], s[RUNNING]):
-        q = np.int64(lists[s[RUN_OFFSET] + i])
-        if state[LIMIT, q] - state[GENERATED, q] == 1:
-            _pages.cache_computed(requests, pools, s, q)
-    kept = s[FREE] + s[IDLE] - unheld
-    s[FREE] -= kept
-    pools.events.ranks[KEPT, s[SCHEDULER_ID]] = kept
-
-
 _pages = rebound(sglang_pages, _tree, insert=insert)
 _batch = rebound(sglang_batch, _tree, _pages)
-_cached = rebound(sglang, _tree, _pages, _batch)
-_sglang = rebound(sglang, _tree, _pages, _batch, start_prefill=start_prefill)
+_sglang = rebound(sglang, _tree, _pages, _batch)
 
 
 # --- reports --------------------------------------------------------------------------------------
@@ -225,9 +200,6 @@ def observing(plain: Scheduler) -> Scheduler:
             count_decode(pools, s)
             due = report_is_due(pools, s)
         held = apply_pass(requests, pools, times, scratch, w, s, f, lists, start, end)
-        kept = pools.events.ranks[KEPT]
-        s[FREE] += kept[s[SCHEDULER_ID]]
-        kept[s[SCHEDULER_ID]] = 0
         if due or s[RUNNING] == 0:
             report(pools, s, end)
         return held

@@ -423,7 +423,7 @@ class Rank:
         need = sum(max(0, self._pages(q.length() + 1) - q.pages) for q in others)
         if self.free < need:
             self._evict(need - self.free)
-        for q in others:
+        for q in others + last:
             self._cache(q)
         fits = self.free >= need
         if fits:

@@ -27,6 +27,7 @@ FEATURES = (
     "sglang",  # never drawn, only forced
     "trtllm",  # as well
     "disagg",  # as well
+    "rush",  # as well
 )
 
 CHANCE = {
@@ -249,6 +250,35 @@ class Draw:
             rows.append(row)
         return rows
 
+    def rush(self, rank: dict, rows: list[dict]) -> None:
+        """Some come at once, share a prompt of which a part is cached, and many end with their
+        first token; all of them together just fill the pool."""
+        r = self.rng
+        block = rank["block_size"]
+        if rank["backend"] == "sglang":
+            rank["max_num_seqs"] = 256
+            rank["sglang"]["chunked_prefill_size"] = self.one(16 * block, 512 * block)
+            rank["sglang"]["clip_max_new_tokens"] = self.one(1, 1, 2, 4)
+        del rows[2:]
+        tokens = [r.randrange(50) for _ in range(24 * (1 if block > 4 else block))]
+        at = max(row["arrival_time_ms"] for row in rows) + 50
+        cached = r.randint(1, len(tokens) // 2)
+        held = cached
+        for k in range(r.randint(3, 6)):
+            length = cached if k == 0 else r.randint(1, len(tokens))
+            own = min(self.one(0, 0, 0, 1, 3), length) if k > 0 else 0
+            prompt = tokens[: length - own] + [50 + r.randrange(50) for _ in range(own)]
+            row = {"id": f"rush{k}", "arrival_time_ms": at, "input_tokens": length}
+            row["input_token_ids"] = prompt
+            row["output_tokens"] = self.one(0, 1, 1, 1, 2, 2, 3, 5, 9)
+            if k == 0:
+                row["arrival_time_ms"], row["output_tokens"] = at - 20, 1
+            else:
+                held += length - min(cached, length - max(own, 1))
+            rows.append(row)
+        largest = max(row["input_tokens"] + row["output_tokens"] for row in rows)
+        rank["num_gpu_blocks"] = max(-(-largest // block) + 2, -(-held // block) + r.randint(-1, 2))
+
     # The whole
 
     def payload(self) -> dict:
@@ -271,6 +301,8 @@ class Draw:
             "engine": engine,
             "requests": self.requests(rank, dp_size),
         }
+        if "rush" in self.on:
+            self.rush(rank, spec["requests"])
         if "disagg" in self.on:
             self.split(spec, rank, dp_size)
         if "closed_loop" in self.on:
@@ -400,5 +432,6 @@ def features_of(payload: dict) -> set[str]:
         "sglang": rank["backend"] == "sglang",
         "trtllm": rank["backend"] == "trtllm",
         "disagg": topology["kind"] == "disaggregated",
+        "rush": any(r["id"].startswith("rush") for r in requests),
     }
     return {name for name, used in present.items() if used}

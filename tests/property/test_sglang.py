@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from tests.fuzz import specs, trial
+from vecsim.replaying import replay
 
 SEEDS_PER_FEATURE = 60
 WITH = (
@@ -23,6 +24,7 @@ WITH = (
     "tokenization",
     "workers",
     "zero_time",
+    "rush",
 )
 
 
@@ -36,6 +38,50 @@ def test_equals_the_slow_model(feature):
         if lines:
             differing[seed] = lines
     assert differing == {}
+
+
+PROMPT = [31, 4, 45, 28, 45, 37, 22, 19, 8, 7, 35, 26, 38, 17, 38, 39, 6, 7]
+"""What r8 asks, and r1 goes on from."""
+
+SHARED_IN_A_BATCH = {
+    "version": 1,
+    "topology": {"kind": "aggregated", "workers": {"initial_workers": 1}},
+    "engine": {
+        "rank": {
+            "backend": "sglang",
+            "block_size": 1,
+            "num_gpu_blocks": 38,
+            "sglang": {"clip_max_new_tokens": 4},
+        }
+    },
+    "requests": [
+        {
+            "id": "r1",
+            "arrival_time_ms": 1021,
+            "input_tokens": 26,
+            "output_tokens": 7,
+            "input_token_ids": [*PROMPT, 6, 7, 7, 39, 31, 42, 32, 21],
+        },
+        {
+            "id": "r8",
+            "arrival_time_ms": 1193,
+            "input_tokens": 18,
+            "output_tokens": 1,
+            "input_token_ids": PROMPT,
+        },
+        {"id": "r9", "arrival_time_ms": 1010, "input_tokens": 1, "output_tokens": 7},
+    ],
+}
+
+
+def test_pages_computed_twice_make_room_for_first_tokens():
+    """At 1220.163800 ms r8, which ends with its first token, and the retracted r1 share a batch and
+    a full pool. The 7 pages that both compute leave room for r1's token only because r8's are in
+    the tree by then. Times are the reference's."""
+    requests = replay(SHARED_IN_A_BATCH).requests
+    expected = [1270.0290829999997, 1237.0602739999997, 1220.1637999999998]
+    assert requests["last_token_ms"].to_list() == pytest.approx(expected, rel=1e-12)
+    assert trial.run(SHARED_IN_A_BATCH, "vecsim", None).lines == []
 
 
 def test_random_specs_meet_the_edges():
