@@ -7,6 +7,10 @@ class VecsimError(Exception):
     """Base of every error that vecsim raises on purpose. Its text is one line."""
 
 
+_LONGEST_VALUE = 200
+"""Characters of a value that a message repeats; whole paths among them."""
+
+
 class InputError(VecsimError):
     """A malformed or impossible input.
 
@@ -30,8 +34,8 @@ class InputError(VecsimError):
             text = " ".join(repr(value).splitlines())
         except (ValueError, RecursionError):  # too many digits, or too deep
             text = f"a value of type {type(value).__name__}"
-        if len(text) > 80:
-            text = text[:77] + "..."
+        if len(text) > _LONGEST_VALUE:
+            text = text[: _LONGEST_VALUE - 3] + "..."
         return f"got {text}, "
 
 
