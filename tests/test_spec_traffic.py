@@ -76,6 +76,16 @@ def test_a_later_turn_follows_the_end_of_the_turn_before(tmp_path) -> None:
         assert got["arrival_time_ms"][1] == got["terminal_time_ms"][0] + delay
 
 
+@pytest.mark.parametrize(("speedup", "second"), [(1.0, 170.34673800000002), (4.0, 95.346738)])
+def test_a_delay_is_added_to_the_end_of_the_turn_before(tmp_path, speedup, second) -> None:
+    turn = {"session_id": "s", "input_length": 1000, "output_length": 1}
+    text = line(**turn, hash_ids=[1, 2]) + line(**turn, hash_ids=[3, 4], timestamp=100)
+    fixed = {"timing_model": {"type": "fixed", "prefill_ms": 70.346738, "decode_ms": 1.0}}
+    got = play(write(tmp_path, text), fixed, arrival_speedup_ratio=speedup)
+    assert got["terminal_time_ms"][0] == 70.346738
+    assert got["arrival_time_ms"][1] == second
+
+
 def test_turns_that_grow(tmp_path) -> None:
     lengths = zip((600, 100, 100), ([1, 2], [3], [4]), strict=True)
     text = "".join(
