@@ -86,6 +86,24 @@ def test_a_delay_is_added_to_the_end_of_the_turn_before(tmp_path, speedup, secon
     assert got["arrival_time_ms"][1] == second
 
 
+def test_a_cap_of_one_plays_one_session_after_another(tmp_path) -> None:
+    def turn(session, tokens, ids, **more):
+        return line(session_id=session, input_length=tokens, output_length=4, hash_ids=ids, **more)
+
+    text = (
+        turn("A", 600, [1, 2])
+        + turn("B", 600, [1, 4])
+        + turn("A", 1100, [1, 2, 3], timestamp=None, delay=100)
+        + turn("B", 1100, [1, 4, 5], timestamp=None, delay=490)
+        + turn("A", 1100, [1, 2, 3], timestamp=None, delay=50)
+        + turn("B", 1100, [1, 4, 5], timestamp=None, delay=0)
+        + turn("C", 1100, [1, 2, 3])
+    )
+    arrivals = play(write(tmp_path, text), replay_concurrency=1)["arrival_time_ms"]
+    assert arrivals[::2] == pytest.approx([0, 143.076042, 235.039381, 870.304305], rel=1e-9)
+    assert arrivals[1::2] == pytest.approx([269.113263, 794.267084, 836.230423], rel=1e-9)
+
+
 def test_turns_that_grow(tmp_path) -> None:
     lengths = zip((600, 100, 100), ([1, 2], [3], [4]), strict=True)
     text = "".join(
