@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from vecsim.kernels.awake import drop_driven, enter_awake
 from vecsim.kernels.jit import inner
 from vecsim.kernels.layout import (
     BAD_PRICE,
@@ -71,18 +72,8 @@ def set_end(clock, worker, end):
 
 @inner
 def wake(clock, worker):
-    """Enter a worker into the list of those to drive, in ascending order, once."""
-    awake = clock.awake
-    at = clock.state[AWAKE]
-    while at > 0 and awake[at - 1] > worker:
-        at -= 1
-    if at > 0 and awake[at - 1] == worker:
-        return
-    for i in range(clock.state[AWAKE] - at):
-        position = clock.state[AWAKE] - i
-        awake[position] = awake[position - 1]
-    awake[at] = worker
-    clock.state[AWAKE] += 1
+    """Enter a worker into the list of those to drive."""
+    enter_awake(clock.awake, clock.state, AWAKE, worker)
 
 
 @inner
@@ -290,10 +281,7 @@ def bind(worker: WorkerKernels) -> PoolKernels:
                 worker = clock.awake[driven]
                 code = drive(ranks, workers, requests, pools, scratch, clock, worker)
                 if code != DONE:
-                    # Those driven already are not to be driven again on re-entry.
-                    for i in range(driven, c[AWAKE]):
-                        clock.awake[i - driven] = clock.awake[i]
-                    c[AWAKE] -= driven
+                    drop_driven(clock.awake, c, AWAKE, driven)
                     return code
                 driven += 1
             c[AWAKE] = 0

@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from vecsim.kernels.awake import drop_driven
 from vecsim.kernels.handoff import (
     ACTIONS,
     ACTIVATE,
@@ -528,10 +529,7 @@ def bind(
                 first_rank = np.int64(len(prefill.ranks.fields))
                 code = drive(decode, handoff, worker - sources, sources, first_rank)
             if code != DONE:
-                # Those driven already are not to be driven again on re-entry.
-                for i in range(driven, h[AWAKE]):
-                    awake[i - driven] = awake[i]
-                h[AWAKE] -= driven
+                drop_driven(awake, h, AWAKE, driven)
                 return code
             driven += 1
         h[AWAKE] = 0

@@ -68,9 +68,7 @@ workers to drive in this round, ascending."""
 LISTS = 3
 
 # --- actions --------------------------------------------------------------------------------------
-SUBMIT, RESERVE, TRANSFER, ACTIVATE, RELEASE, CANCEL_SOURCE, CANCEL_DESTINATION = (
-    np.int64(k) for k in range(7)
-)
+SUBMIT, RESERVE, TRANSFER, ACTIVATE, RELEASE, CANCEL_SOURCE = (np.int64(k) for k in range(6))
 
 
 class Side(NamedTuple):
@@ -111,7 +109,6 @@ class HandoffRank(NamedTuple):
             or NONE: no room.
         activate: (requests, pools, s, q): its prompt has arrived, it waits to be decoded.
         release_source: (requests, pools, s, q): give the blocks of a held request back.
-        cancel_reserved: (requests, pools, s, q): give reserved blocks back.
         first_waiting: (requests, s, now): the request that a deadlock ends, or NONE.
         fail_waiting: (requests, pools, s, q): take it off its list, with its blocks.
     """
@@ -121,6 +118,5 @@ class HandoffRank(NamedTuple):
     reserve: Callable
     activate: Callable
     release_source: Callable
-    cancel_reserved: Callable
     first_waiting: Callable
     fail_waiting: Callable

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from vecsim.kernels.awake import enter_awake
 from vecsim.kernels.handoff import (
     ACTIONS,
     AWAKE,
@@ -59,18 +60,8 @@ def act_deferred(handoff, rank):
 
 @inner
 def wake(handoff, worker):
-    """Enter a worker into the list of those to drive, in ascending order, once."""
-    awake = handoff.lists[TO_DRIVE]
-    at = handoff.state[AWAKE]
-    while at > 0 and awake[at - 1] > worker:
-        at -= 1
-    if at > 0 and awake[at - 1] == worker:
-        return
-    for i in range(handoff.state[AWAKE] - at):
-        position = handoff.state[AWAKE] - i
-        awake[position] = awake[position - 1]
-    awake[at] = worker
-    handoff.state[AWAKE] += 1
+    """Enter a worker into the list of those to drive."""
+    enter_awake(handoff.lists[TO_DRIVE], handoff.state, AWAKE, worker)
 
 
 @inner

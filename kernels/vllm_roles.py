@@ -399,11 +399,6 @@ def release_source(requests, pools, s, q):
 
 
 @inner
-def cancel_reserved(requests, pools, s, q):
-    """Give reserved blocks back. Where the source comes first nothing ever asks for it."""
-
-
-@inner
 def fail_waiting(requests, pools, s, q):
     """Take a blocked request, the first of the waiting list of its rank, off it, with its
     blocks."""
@@ -423,7 +418,6 @@ HANDOFF = HandoffRank(
     reserve=reserve,
     activate=activate,
     release_source=release_source,
-    cancel_reserved=cancel_reserved,
     first_waiting=queue_head,
     fail_waiting=fail_waiting,
 )

@@ -11,6 +11,7 @@ from collections.abc import Callable
 import numpy as np
 
 from vecsim.kernels.arrivals import next_ready, note_end, take_due
+from vecsim.kernels.awake import drop_driven
 from vecsim.kernels.clock import AWAKE, DP_SIZE, HORIZON, NOW, ROUND, SEGMENTS, TAKEN, PoolKernels
 from vecsim.kernels.jit import inner
 from vecsim.kernels.layout import CLOCK, DONE, FAMILY, LAST_ENDED, NEXT, NONE, PAUSED, STATUS
@@ -73,10 +74,7 @@ def bind(pool: PoolKernels, settle: Callable) -> Callable:
                 worker = clock.awake[driven]
                 code = drive(ranks, workers, requests, pools, scratch, clock, worker)
                 if code != DONE:
-                    # Those driven already are not to be driven again on re-entry.
-                    for i in range(driven, c[AWAKE]):
-                        clock.awake[i - driven] = clock.awake[i]
-                    c[AWAKE] -= driven
+                    drop_driven(clock.awake, c, AWAKE, driven)
                     return code
                 report_ends(workers, requests, clock, arrivals, worker)
                 driven += 1

@@ -160,9 +160,9 @@ def lower(
     if not coupled:
         _queue_all(ranks, requests, paths.starts)
     ranks = ranks._replace(lists=place_lists(ranks, paths.starts))
-    copies = _place_copies(ranks, instances)
+    copies = place_copies(ranks, instances)
     prompt_blocks = requests.state[layout.ISL] // params[layout.BLOCK_SIZE]
-    pools = _pools(copies, int(rows), contents, prompt_blocks, paths)
+    pools = pools_of(copies, int(rows), contents, prompt_blocks, paths)
     state = State(ranks, workers_of(workers), requests, pools, order, aggregated)
     if not role.rank.emit_kv_events:
         return state
@@ -493,7 +493,7 @@ def place_lists(ranks: Ranks, starts: np.ndarray) -> np.ndarray:
     return np.zeros(int(ends[-1]), np.int32)
 
 
-def _place_copies(ranks: Ranks, instances: np.ndarray) -> int:
+def place_copies(ranks: Ranks, instances: np.ndarray) -> int:
     """Give every rank its range of copies: no more than it has blocks, or blocks to copy."""
     fields = ranks.fields
     spare = np.where(fields[:, layout.SINGLE_COPIES] != 0, SPARE_COPIES, 1)
@@ -504,7 +504,7 @@ def _place_copies(ranks: Ranks, instances: np.ndarray) -> int:
     return int(ends[-1])
 
 
-def _pools(
+def pools_of(
     copies: int, rows: int, contents: np.ndarray, prompt_blocks: np.ndarray, paths: sharing.Paths
 ) -> Pools:
     """Empty pools; with a forecast of prompts if `contents` names the contents of the rows.

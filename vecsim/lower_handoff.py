@@ -177,11 +177,11 @@ def _side(
     rows = int(aggregated.prepare(anywhere, requests, paths, instances, contents))
     table = np.zeros((2, 1), np.int64)
     if len(ranks.fields) == 1:
-        copies = lower._place_copies(ranks, instances)
+        copies = lower.place_copies(ranks, instances)
     else:
         table, copies, rows = _rows_by_rank(ranks, requests, rows)
     prompt_blocks = requests.state[layout.ISL] // params[layout.BLOCK_SIZE]
-    pools = lower._pools(copies, rows, contents, prompt_blocks, paths)
+    pools = lower.pools_of(copies, rows, contents, prompt_blocks, paths)
     no_servers = np.zeros((workers, 0))
     return Side(ranks, lower.workers_of(workers), requests, pools, None, table, no_servers)
 

@@ -2,6 +2,9 @@
 
 A point goes through `vecsim.replay`, so its numbers are those of the same single replay. What does
 not change between points is shared: workloads are parsed once, and their prefix trees built once.
+
+The status of a point: "ok", it ran; "invalid", its descriptor or workload is impossible;
+"unsupported", it needs a feature that is not built; "failed", the run could not be finished.
 """
 
 from __future__ import annotations
@@ -23,10 +26,6 @@ from vecsim.spec import Source, authored, ignored_keys, load, set_path
 from vecsim.sweeps.axes import KNOBS, TIMINGS, Point
 from vecsim.sweeps.verdict import Bound, dropped, slo_miss
 from vecsim.workload import Workload
-
-STATUSES = ("ok", "invalid", "unsupported", "failed")
-"""ok: it ran. invalid: the descriptor or workload of the point is impossible. unsupported: it needs
-a feature that is not built. failed: the run could not be finished."""
 
 _SPEEDUP, _CONCURRENCY, _LIMIT = KNOBS
 _RUN_ONLY = ("replay_concurrency", "max_sim_time_ms")  # of `traffic`: these leave a trace as it is

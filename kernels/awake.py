@@ -1,0 +1,30 @@
+"""The list of workers that a clock has to drive at the present instant, ascending."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from vecsim.kernels.jit import inner
+
+
+@inner
+def enter_awake(awake, counters, count, worker):
+    """Enter a worker, once. `awake` int64 [workers]; `counters[count]` of them are in use."""
+    at = counters[count]
+    while at > 0 and awake[at - 1] > worker:
+        at -= 1
+    if at > 0 and awake[at - 1] == worker:
+        return
+    for i in range(counters[count] - at):
+        position = counters[count] - i
+        awake[position] = awake[position - 1]
+    awake[at] = worker
+    counters[count] += 1
+
+
+@inner
+def drop_driven(awake, counters, count, driven):
+    """Take the first `driven` workers off: they are not to be driven again on re-entry."""
+    for i in range(driven, counters[count]):
+        awake[i - driven] = awake[i]
+    counters[count] -= np.int64(driven)
