@@ -98,9 +98,6 @@ class SglangDestination(Rank):
     def activate(self, q: Request) -> None:
         self.reserved.remove(q)
         q.mat = q.isl
-        before = self.free
-        self._cache(q)
-        self.generation += self.free > before
         self.ready.append(q)
 
     def cancel_destination(self, q: Request) -> None:
@@ -132,6 +129,8 @@ class SglangDestination(Rank):
             q = self.ready.pop(0)
             q.admissions.append((self.now, 0))
             p.admitted.append(q)
+            self._cache(q)
+            self.generation += 1
             self.running.append(q)
 
     def _form_batch(self, p: Pass, now: float) -> list[tuple[Request, int]]:
