@@ -19,6 +19,7 @@ from vecsim.kernels.handoff import (
     ACTIVATED_AT,
     AWAKE,
     BY_ORDINAL,
+    CANCEL_DESTINATION,
     CANCEL_SOURCE,
     DESTINATION_PIN,
     DESTINATION_TURN,
@@ -48,6 +49,7 @@ from vecsim.kernels.handoff import (
     HandoffRank,
 )
 from vecsim.kernels.handoff_arrivals import KNOWN_ARRIVALS, HandoffArrivals
+from vecsim.kernels.handoff_passes import count_idle_steps, has_effect, somebody_is_due
 from vecsim.kernels.handoff_queues import (
     act,
     act_deferred,
@@ -68,7 +70,6 @@ from vecsim.kernels.layout import (
     DEADLOCK,
     DONE,
     DONE_HEAD,
-    EFFECT,
     FAILED,
     ISL,
     LAST_ENDED,
@@ -77,12 +78,10 @@ from vecsim.kernels.layout import (
     NONE,
     ONE_PASS,
     ORDER,
-    PARTICIPATES,
     PASS_END,
     PAUSED,
     PENDING,
     PENDING_PASSES,
-    PREFILL_SCHEDULE_INTERVAL,
     PROMISED,
     QUEUE_HEAD,
     QUEUE_TAIL,
@@ -119,8 +118,22 @@ def bind(
     room_for_a_pass, open_pass = worker.room_for_a_pass, worker.open_pass
     close_pass, close_stretch = worker.close_pass, worker.close_stretch
     place, refusal, reserve, activate, release_source = rank[:5]
-    first_waiting, fail_waiting = rank.first_waiting, rank.fail_waiting
+    first_waiting, fail_waiting, cancel = rank[5:]
     admit_next, next_release, note_end, note_ends = arrivals
+
+    @inner
+    def room_for_commands(prefill, decode):
+        """DONE, or what has to grow before a pass ends or an action is executed: neither takes more
+        room than a pass. Blocks, which sources that come first have, need no room but their own."""
+        if source_first:
+            return DONE
+        first = np.int64(0)
+        dp_size = dp_size_of(prefill)
+        code = room_for_a_pass(prefill.ranks, prefill.pools, prefill.scratch, first, dp_size)
+        if code != DONE:
+            return code
+        dp_size = dp_size_of(decode)
+        return room_for_a_pass(decode.ranks, decode.pools, decode.scratch, first, dp_size)
 
     # --- destinations -----------------------------------------------------------------------------
     @inner
@@ -144,6 +157,14 @@ def bind(
         return True
 
     # --- the ends of passes -----------------------------------------------------------------------
+    @inner
+    def cancel_ended(prefill, handoff, w, ended):
+        """Cancel the requests that ended on a prefill worker since `ended` was the last one."""
+        q = w[LAST_ENDED]
+        while q != ended:
+            act(handoff, CANCEL_SOURCE, q)
+            q = np.int64(prefill.requests.state[NEXT, q])
+
     @inner
     def tell_held(side, handoff, s):
         """The requests of a prefill rank whose prompts are done now."""
@@ -202,10 +223,7 @@ def bind(
         if code != DONE:
             return code
         if is_source:
-            rejected = w[LAST_ENDED]
-            while rejected != ended:
-                act(handoff, CANCEL_SOURCE, rejected)
-                rejected = np.int64(side.requests.state[NEXT, rejected])
+            cancel_ended(side, handoff, w, ended)
         for r in range(worker * dp_size, (worker + 1) * dp_size):
             act_deferred(handoff, first_rank + r)
             if is_source:
@@ -221,10 +239,12 @@ def bind(
         """Apply all passes that end now, prefill before decode, by worker id."""
         sources = np.int64(len(prefill.workers.state))
         while handoff.passes[1] == handoff.time[NOW]:
+            code = room_for_commands(prefill, decode)
+            if code != DONE:
+                return code
             worker = first_leaf(handoff.passes)
             set_leaf(handoff.passes, worker, np.inf)
             wake(handoff, worker)
-            code = DONE
             if worker >= sources:
                 first_rank = np.int64(len(prefill.ranks.fields))
                 code = close_segment(decode, handoff, worker - sources, first_rank)
@@ -304,7 +324,7 @@ def bind(
         reason = refusal(requests, s, q)
         if reason > 0:
             fail(decode, handoff, q, r // dp_size, reason)
-            act(handoff, CANCEL_SOURCE, q)
+            cancel_or_forget(decode, handoff, q)
             return
         place(requests, decode.pools, decode.rows, s, q, r)
         requests.state[ORDER, q] = handoff.state[ORDERS]
@@ -324,6 +344,15 @@ def bind(
             retry(decode, handoff, r)
             # While somebody waits for blocks its rank looks at other requests.
             wake(handoff, sources + r // dp_size)
+
+    @inner
+    def cancel_or_forget(decode, handoff, q):
+        """A request that never got decode blocks ended: its source holds blocks, or there is none
+        yet."""
+        if source_first:
+            act(handoff, CANCEL_SOURCE, q)
+        else:
+            note_end(handoff, decode.requests, q)
 
     @inner
     def fail(side, handoff, q, worker, reason):
@@ -373,15 +402,37 @@ def bind(
             wake(handoff, worker)
         if kind == RELEASE:
             handoff.instants[RELEASED_AT, q] = handoff.time[NOW]
-        else:
+        elif source_first:
             note_end(handoff, prefill.requests, q)
+        else:
+            act(handoff, CANCEL_DESTINATION, q)
+
+    @inner
+    def cancel_destination(prefill, decode, handoff, q):
+        """Let a decode rank forget a request that no prompt comes for."""
+        r = np.int64(decode.requests.state[RANK, q])
+        worker = r // dp_size_of(decode)
+        sources = np.int64(len(prefill.workers.state))
+        first_rank = np.int64(len(prefill.ranks.fields))
+        if not is_idle(decode, handoff, worker, sources, first_rank):
+            defer(handoff, first_rank + r, CANCEL_DESTINATION, q)
+            return
+        s = decode.ranks.fields[r]
+        s[PROMISED] -= 1
+        cancel(decode.requests, decode.pools, s, q)
+        wake(handoff, sources + worker)
+        note_end(handoff, prefill.requests, q)
+        retry(decode, handoff, r)
 
     @inner
     def run_actions(prefill, decode, handoff):
-        """Execute all actions, and those they append."""
+        """Execute all actions, and those they append. Returns DONE, or what has to grow first."""
         h = handoff.state
         ring = np.int64(handoff.actions.shape[1])
         while h[ACTIONS] > 0:
+            code = room_for_commands(prefill, decode)
+            if code != DONE:
+                return code
             kind = np.int64(handoff.actions[0, h[FIRST_ACTION]])
             q = np.int64(handoff.actions[1, h[FIRST_ACTION]])
             h[FIRST_ACTION] = (h[FIRST_ACTION] + 1) % ring
@@ -394,8 +445,11 @@ def bind(
                 start_transfer(decode, handoff, q)
             elif kind == ACTIVATE:
                 finish_transfer(prefill, decode, handoff, q)
-            else:
+            elif source_first or kind != CANCEL_DESTINATION:
                 free_source(prefill, handoff, kind, q)
+            else:
+                cancel_destination(prefill, decode, handoff, q)
+        return DONE
 
     # --- the rounds of an instant -----------------------------------------------------------------
     @inner
@@ -407,25 +461,6 @@ def bind(
                 return
             act(handoff, SUBMIT if source_first else RESERVE, q)
             handoff.state[TAKEN] += 1
-
-    @inner
-    def has_effect(side, worker, dp_size):
-        """Whether the pass just opened does anything."""
-        effect = np.int64(0)
-        for r in range(worker * dp_size, (worker + 1) * dp_size):
-            s = side.ranks.fields[r]
-            if s[PARTICIPATES] != 0:
-                effect += s[EFFECT]
-        return effect > 0
-
-    @inner
-    def somebody_is_due(side, worker, dp_size):
-        """Whether the end of the next pass brings an attempt to reserve blocks."""
-        due = False
-        for r in range(worker * dp_size, (worker + 1) * dp_size):
-            s = side.ranks.fields[r]
-            due |= s[QUEUE_HEAD] >= 0 and s[REFUSED_VERSION] != s[CAPACITY_VERSION]
-        return due
 
     @inner
     def drive(side, handoff, worker, first_worker, first_rank):
@@ -451,7 +486,10 @@ def bind(
                 worker,
                 dp_size,
             )
-            note_ends(handoff, side.requests, w, before, ended)
+            if source_first or not is_source:
+                note_ends(handoff, side.requests, w, before, ended)
+            else:
+                cancel_ended(side, handoff, w, ended)
             if code != DONE:
                 return code
             if w[PENDING] == STRETCH:
@@ -499,20 +537,6 @@ def bind(
                 return code
 
     @inner
-    def count_idle_steps(decode, handoff, sources):
-        """The reference tries every round anew to drive those that stand aside, and counts it:
-        with prefill_schedule_interval it matters."""
-        interval = decode.ranks.fields[0, PREFILL_SCHEDULE_INTERVAL]
-        if interval == 1 or dp_size_of(decode) == 1:
-            return
-        for worker in range(len(decode.workers.state)):
-            decode.workers.state[worker, STEP] += decode.workers.state[worker, ASIDE]
-        for i in range(handoff.state[AWAKE]):
-            worker = handoff.lists[TO_DRIVE, i] - sources
-            if worker >= 0:
-                decode.workers.state[worker, STEP] -= decode.workers.state[worker, ASIDE]
-
-    @inner
     def drive_all(prefill, decode, handoff):
         """Drive the workers that are awake, prefill before decode."""
         h = handoff.state
@@ -551,7 +575,9 @@ def bind(
                     set_leaf(handoff.transfers, ordinal, np.inf)
                     act(handoff, ACTIVATE, np.int64(handoff.requests[BY_ORDINAL, ordinal]))
                 changed |= h[ACTIONS] > 0
-                run_actions(prefill, decode, handoff)
+                code = run_actions(prefill, decode, handoff)
+                if code != DONE:
+                    return code
                 take_in_due(prefill, decode, handoff)
                 changed |= h[TAKEN] > taken
                 sources = np.int64(len(prefill.workers.state))
@@ -586,11 +612,14 @@ def bind(
             if pending:
                 s[QUEUE_HEAD] = side.requests.state[NEXT, q]
                 s[REFUSED_VERSION] = NONE
-                act(handoff, CANCEL_SOURCE, q)
             else:
                 fail_waiting(side.requests, side.pools, s, q)
             fail(side, handoff, q, worker, DEADLOCK)
-            if not pending:
+            if first_worker == 0 and not source_first:
+                act(handoff, CANCEL_DESTINATION, q)
+            elif pending:
+                cancel_or_forget(side, handoff, q)
+            else:
                 note_end(handoff, side.requests, q)
             wake(handoff, first_worker + worker)
             s[CAPACITY_VERSION] += 1

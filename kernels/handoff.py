@@ -68,7 +68,9 @@ workers to drive in this round, ascending."""
 LISTS = 3
 
 # --- actions --------------------------------------------------------------------------------------
-SUBMIT, RESERVE, TRANSFER, ACTIVATE, RELEASE, CANCEL_SOURCE = (np.int64(k) for k in range(6))
+SUBMIT, RESERVE, TRANSFER, ACTIVATE, RELEASE, CANCEL_SOURCE, CANCEL_DESTINATION = (
+    np.int64(k) for k in range(7)
+)
 
 
 class Side(NamedTuple):
@@ -111,6 +113,8 @@ class HandoffRank(NamedTuple):
         release_source: (requests, pools, s, q): give the blocks of a held request back.
         first_waiting: (requests, s, now): the request that a deadlock ends, or NONE.
         fail_waiting: (requests, pools, s, q): take it off its list, with its blocks.
+        cancel: (requests, pools, s, q): give the blocks of a reserved request back; None where a
+            destination is reserved only for prompts that are done.
     """
 
     place: Callable
@@ -120,3 +124,4 @@ class HandoffRank(NamedTuple):
     release_source: Callable
     first_waiting: Callable
     fail_waiting: Callable
+    cancel: Callable | None = None

@@ -21,7 +21,7 @@ from vecsim.kernels.handoff import (
     TO_DRIVE,
 )
 from vecsim.kernels.jit import inner
-from vecsim.kernels.layout import ARRIVAL, NEXT, NONE, QUEUE_HEAD
+from vecsim.kernels.layout import ARRIVAL, DONE_HEAD, DONE_TAIL, NEXT, NONE, QUEUE_HEAD
 
 
 @inner
@@ -56,6 +56,17 @@ def act_deferred(handoff, rank):
     while q >= 0:
         act(handoff, np.int64(handoff.requests[DEFERRED, q]), q)
         q = np.int64(handoff.requests[NEXT_DEFERRED, q])
+
+
+@inner
+def append_done(requests, s, q):
+    """Append a request to the list of those that the pass of a rank is done with."""
+    requests.state[NEXT, q] = NONE
+    if s[DONE_HEAD] < 0:
+        s[DONE_HEAD] = q
+    else:
+        requests.state[NEXT, s[DONE_TAIL]] = q
+    s[DONE_TAIL] = q
 
 
 @inner

@@ -165,16 +165,18 @@ AGGREGATED, SOURCE, DESTINATION = (np.int64(k) for k in range(3))
     UNSORTED,  # tree or queue changed since the queue was last sorted
     # Prefill/decode handoff only:
     HELD,  # a source: requests whose prompt is done and whose blocks are kept for the transfer
-    DONE_HEAD,  # ... those that the pass just closed added, in order
-    DONE_TAIL,
+    DONE_HEAD,  # ... those that the pass just closed added, in order; of a destination (SGLang),
+    DONE_TAIL,  # requests without output that end with the pass in flight
     PROMISED,  # a destination: requests with reserved blocks that are not activated yet
     ACTIVATED,  # ... activated requests that wait and were never preempted
+    ACTIVATED_HEAD,  # ... the same as a list, in order of activation (SGLang)
+    ACTIVATED_TAIL,
     CAPACITY_VERSION,  # ... how often it may have become easier to reserve
     REFUSED_VERSION,  # ... the version at which the first pending request was refused; NONE: not
-    BLOCKED,  # the head of its queue has to wait in the pass being scheduled
+    BLOCKED,  # the head of its queue (SGLang: its last running request) has to wait in the pass
     EFFECT,  # the pass in flight schedules, admits, preempts, rejects or settles somebody
-) = (np.int64(PARAMS + k) for k in range(49))
-RANK_FIELDS = PARAMS + 49
+) = (np.int64(PARAMS + k) for k in range(51))
+RANK_FIELDS = PARAMS + 51
 
 # --- state of a worker: int64 [workers, WORKER_STATE], float64 [workers, WORKER_TIME] ------------
 (

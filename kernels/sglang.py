@@ -251,17 +251,19 @@ def free_a_holder(requests, pools, w, s, now):
 
 @inner
 def settle_runner(requests, pools, w, s, f, lists, need, now):
-    """The last running request cannot grow: it outgrew the pool, or others hold its pages."""
+    """The last running request cannot grow: it outgrew the pool, or others hold its pages. Whether
+    it can now."""
     q = np.int64(lists[s[RUN_OFFSET]])
     dissolve_front(requests, s, f, lists)
     if pages_of(s, known_tokens(requests, q) + 1) > s[NUM_BLOCKS]:
         s[RUNNING] = 0
         end_settled(requests, pools, w, s, q, KV_CAPACITY_EXHAUSTED, now)
         requests.state[STATUS, q] = FAILED
-        return
+        return False
     while s[FREE] + s[IDLE] < need:
         if not free_a_holder(requests, pools, w, s, now):
-            return
+            return False
+    return True
 
 
 @inner
@@ -272,9 +274,7 @@ def start_decode(requests, pools, w, s, f, lists, now, evict):
         dissolve_front(requests, s, f, lists)
         need = retract(requests, pools, s, lists, need, evict)
         f[NEW_TOKEN_RATIO] = estimated_ratio(requests, s, lists)
-    if s[FREE] + s[IDLE] < need:
-        settle_runner(requests, pools, w, s, f, lists, need, now)
-    if s[RUNNING] > 0:
+    if need <= s[FREE] + s[IDLE] or settle_runner(requests, pools, w, s, f, lists, need, now):
         take_pages(requests, pools, s, need, evict)
 
 

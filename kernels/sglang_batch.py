@@ -23,6 +23,7 @@ from vecsim.kernels.layout import (
     FREE,
     FRONT,
     GENERATED,
+    HELD,
     IDLE,
     KV_CAPACITY_EXHAUSTED,
     LIMIT,
@@ -38,6 +39,7 @@ from vecsim.kernels.layout import (
     PREFILL_TOKENS,
     PREFILLS,
     PREFIX_CACHING,
+    PROMISED,
     PROMPT_EXCEEDS_KV_CAPACITY,
     PROMPT_EXCEEDS_TOKEN_BUDGET,
     READY_HEAD,
@@ -142,6 +144,13 @@ def settle_head(requests, pools, w, s, q, now):
 
 
 @inner
+def may_still_start(s):
+    """Whether requests of the rank that run, or that a handoff holds pages for, may let a refused
+    head in when they end."""
+    return s[RUNNING] + s[HELD] + s[PROMISED] > 0
+
+
+@inner
 def enter_batch(requests, s, scratch, q, start, chunk, now):
     """Note a member of the batch in the summary of the pass, and its admission."""
     state = requests.state
@@ -180,7 +189,7 @@ def form_batch(requests, pools, scratch, w, s, f, lists, now, evict):
         refused = chunk == 0 and left > 0
         refused |= np.float64(cost + expected) >= room or cost > budget or cost > chunk_left
         if refused or not allocate(requests, pools, s, q, start, start + chunk, evict):
-            if s[BATCHED] > 0 or s[RUNNING] > 0 or s[REJECTED_HEAD] >= 0:
+            if s[BATCHED] > 0 or s[REJECTED_HEAD] >= 0 or may_still_start(s):
                 return
             remove_behind(requests, s, NONE, q)
             settle_head(requests, pools, w, s, q, now)

@@ -76,8 +76,8 @@ def give_up_pages(requests, pools, s, q):
 
 
 @inner
-def finish(requests, pools, w, s, q, end):
-    """Complete an explicit request: what it computed enters the tree, unlocked."""
+def leave_pages(requests, pools, s, q):
+    """What an explicit request computed enters the tree, unlocked; its other pages are free."""
     state = requests.state
     full = np.int64(state[COMPUTED, q]) // s[PAGE_SIZE]
     if s[PREFIX_CACHING] != 0:
@@ -88,6 +88,12 @@ def finish(requests, pools, w, s, q, end):
         unlock_path(pools, s, start)
     else:
         s[FREE] += pages_held(requests, s, q)
+
+
+@inner
+def finish(requests, pools, w, s, q, end):
+    """Complete an explicit request."""
+    leave_pages(requests, pools, s, q)
     complete(requests, w, q, end)
 
 

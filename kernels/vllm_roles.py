@@ -26,6 +26,7 @@ from vecsim.kernels.blockpool import (
 )
 from vecsim.kernels.front import known_tokens
 from vecsim.kernels.handoff import HandoffRank
+from vecsim.kernels.handoff_queues import append_done
 from vecsim.kernels.jit import inner
 from vecsim.kernels.layout import (
     ACTIVATED,
@@ -35,8 +36,6 @@ from vecsim.kernels.layout import (
     CAPACITY_VERSION,
     COMPUTED,
     DESTINATION,
-    DONE_HEAD,
-    DONE_TAIL,
     EFFECT,
     FAILED,
     FREE,
@@ -259,12 +258,7 @@ def finish(requests, pools, w, s, q, end):
         computed = np.int64(state[COMPUTED, q])
         s[RESERVED] -= footprint(requests, s, q) - blocks_of(computed, s[BLOCK_SIZE])
     s[HELD] += 1
-    state[NEXT, q] = NONE
-    if s[DONE_HEAD] < 0:
-        s[DONE_HEAD] = q
-    else:
-        state[NEXT, s[DONE_TAIL]] = q
-    s[DONE_TAIL] = q
+    append_done(requests, s, q)
 
 
 @inner

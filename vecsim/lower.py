@@ -250,6 +250,13 @@ def grown_forest(forest: Forests, ranks: Ranks) -> Forests:
     return forest._replace(nodes=nodes, table=table, state=state, order=forest.order.copy())
 
 
+def lacks_nodes(forest: Forests, ranks: Ranks) -> bool:
+    """Whether the next pass of all ranks of a worker may need more nodes than there are."""
+    state = forest.state
+    left = forest.nodes.shape[1] - state[layout.NODE_BUMP] + state[layout.UNUSED_COUNT]
+    return bool(left < ranks.fields[:, layout.TREE_ROOM].sum())
+
+
 def _with_forecast(state: State, paths: sharing.Paths) -> State:
     """The state of SGLang ranks that evict by a forecast."""
     from vecsim.kernels import aggregated_sglang_belady
@@ -409,6 +416,9 @@ def ranks_of(count: int, params: np.ndarray, factors: np.ndarray) -> Ranks:
         layout.REJECTED_HEAD,
         layout.READY_HEAD,
         layout.READY_TAIL,
+        layout.DONE_HEAD,
+        layout.ACTIVATED_HEAD,
+        layout.REFUSED_VERSION,
     ):
         fields[:, head] = layout.NONE
     return Ranks(fields, np.tile(factors, (count, 1)), np.zeros(0, np.int32))

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 _INSTANTS_A_CALL = 100_000
 
+_NODES_A_COMMAND = 8
+
 
 @dataclass(frozen=True)
 class HandoffState:
@@ -95,8 +97,17 @@ def lower_handoff(
     handoff.state[kernel.MAX_IN_FLIGHT] = min(max_in_flight or 0, len(workload))
     handoff.time[kernel.HORIZON] = horizon_ms
     prefill = set_tokenization(prefill, handoff, tokenization)
-    state = HandoffState(prefill, decode, handoff, order, disaggregated)
+    state = HandoffState(prefill, decode, handoff, order, _entries(roles))
     return _watched(state) if roles[0].rank.emit_kv_events else state
+
+
+def _entries(roles: tuple[Role, Role]) -> ModuleType:
+    if roles[0].backend != "sglang":
+        return disaggregated
+    # Nobody else needs these kernels, and loading them takes a tenth of a second.
+    from vecsim.kernels import disaggregated_sglang
+
+    return disaggregated_sglang
 
 
 def _watched(state: HandoffState) -> HandoffState:
@@ -160,29 +171,36 @@ def _side(
     paths = lower.paths_of(workload, rank, longest, order, nowhere, 1)
     params[layout.BLOCKS_PER_NODE] = paths.blocks_per_node[0]
     ranks = lower.ranks_of(workers * role.dp_size, params, factors)
-    for name in (layout.DONE_HEAD, layout.REFUSED_VERSION):
-        ranks.fields[:, name] = layout.NONE
     requests = lower.requests_of(workload, limit, reason, paths, order, counted)
     if rank.emit_kv_events:
         lower.checked_rows(int(lower.blocks_of_sequences(requests, params).sum()))
     requests.state[layout.RANK] = layout.NONE
+    starts = np.arange(len(ranks.fields) + 1) * len(workload)
+    no_servers = np.zeros((workers, 0))
+    table = np.zeros((2, 1), np.int64)
+    if role.backend == "sglang":
+        requests.state[layout.SHARED] = paths.covered
+        requests = requests._replace(path_rows=paths.nodes)
+        ranks, forest = lower.sglang_rooms(ranks, starts)
+        # A command between two passes takes some nodes as well.
+        ranks.fields[:, layout.TREE_ROOM] += _NODES_A_COMMAND
+        forest = lower.grown_forest(forest, ranks)
+        workers = lower.workers_of(workers)
+        return Side(ranks, workers, requests, forest, None, table, no_servers)
     if rank.enable_prefix_caching and workload.output_offsets is not None:
         planned = np.diff(workload.output_offsets) > 0
         requests.state[layout.LONER] = lower.in_order(planned, order)
-    starts = np.arange(len(ranks.fields) + 1) * len(workload)
     ranks = ranks._replace(lists=lower.place_lists(ranks, starts))
     instances = np.zeros(1, np.int64)
     anywhere = ranks._replace(fields=ranks.fields[:1])
     contents = np.zeros(0, np.int32)
     rows = int(aggregated.prepare(anywhere, requests, paths, instances, contents))
-    table = np.zeros((2, 1), np.int64)
     if len(ranks.fields) == 1:
         copies = lower.place_copies(ranks, instances)
     else:
         table, copies, rows = _rows_by_rank(ranks, requests, rows)
     prompt_blocks = requests.state[layout.ISL] // params[layout.BLOCK_SIZE]
     pools = lower.pools_of(copies, rows, contents, prompt_blocks, paths)
-    no_servers = np.zeros((workers, 0))
     return Side(ranks, lower.workers_of(workers), requests, pools, None, table, no_servers)
 
 

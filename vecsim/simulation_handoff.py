@@ -11,6 +11,8 @@ from vecsim.errors import SimulationError
 from vecsim.kernels import handoff as kernel
 from vecsim.kernels import layout
 from vecsim.kernels.handoff import Side
+from vecsim.kernels.layout import Forest
+from vecsim.lower import grown_forest, lacks_nodes
 from vecsim.lower_handoff import HandoffState
 from vecsim.outcome import HandoffOutcome, HandoffSteps, Outcome
 from vecsim.roles import Role
@@ -58,7 +60,9 @@ def simulate_handoff(
         if code == layout.LOG_FULL:
             prefill, decode = _with_longer_logs(prefill), _with_longer_logs(decode)
         elif code == layout.FOREST_FULL:
-            _empty_event_logs((prefill, decode), logged)
+            if state.watched is not None:
+                _empty_event_logs((prefill, decode), logged)
+            prefill, decode = _with_larger_forest(prefill), _with_larger_forest(decode)
         elif code != layout.PAUSED:
             raise SimulationError(_failure(int(code), prefill, decode))
     outcome = _Reading(state, prefill, decode).outcome(roles, tokenized)
@@ -104,6 +108,13 @@ def _with_longer_logs(side: Side) -> Side:
     return side._replace(scratch=with_longer_logs(side.ranks, side.scratch))
 
 
+def _with_larger_forest(side: Side) -> Side:
+    """The side with room in its radix trees, if it has any, for the next pass."""
+    if isinstance(side.pools, Forest) and lacks_nodes(side.pools, side.ranks):
+        return side._replace(pools=grown_forest(side.pools, side.ranks))
+    return side
+
+
 def _failure(code: int, prefill: Side, decode: Side) -> str:
     """The pool whose workers got nowhere speaks."""
     sides = (("prefill", prefill), ("decode", decode))
@@ -131,7 +142,8 @@ class _Reading:
 
     def outcome(self, roles: tuple[Role, Role], tokenized: bool) -> Outcome:
         prefill, decode, handoff = self.prefill, self.decode, self.handoff
-        settle_fronts(decode.ranks, decode.workers, decode.requests, False)
+        sglang = isinstance(decode.pools, Forest)
+        settle_fronts(decode.ranks, decode.workers, decode.requests, sglang)
         source, target = prefill.requests.state, decode.requests.state
         source_time, target_time = prefill.requests.time, decode.requests.time
         released = source_time[layout.RELEASED]

@@ -482,8 +482,6 @@ def check_supported(payload: Payload) -> None:
     _check_built("", payload, _BUILT_PAYLOAD)
     for role in resolve(payload.spec):
         _check_built(f"{role.path}.rank.", role.rank, _BUILT_RANK)
-        if role.backend == "sglang":
-            _check_built("", payload.spec, {"topology": (AggregatedTopology,)})
     _check_fleet_size(payload.spec)
 
 

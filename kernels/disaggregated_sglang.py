@@ -1,0 +1,17 @@
+"""Prefill and decode pools of SGLang ranks: the entry points that Python calls (see
+aggregated.py)."""
+
+from __future__ import annotations
+
+from vecsim.kernels import disaggregated_clock, sglang_roles, worker
+from vecsim.kernels.jit import entry
+
+run_clock = disaggregated_clock.bind(
+    worker.bind(sglang_roles.SCHEDULER), sglang_roles.HANDOFF, source_first=False
+)
+
+
+@entry
+def run_disaggregated(prefill, decode, handoff):
+    """Run both pools to the horizon (see `disaggregated_clock`)."""
+    return run_clock(prefill, decode, handoff)

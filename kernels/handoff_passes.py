@@ -1,0 +1,55 @@
+"""What the clock of a prefill and a decode pool asks about the passes of a worker."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from vecsim.kernels.handoff import AWAKE, TO_DRIVE
+from vecsim.kernels.handoff_queues import dp_size_of
+from vecsim.kernels.jit import inner
+from vecsim.kernels.layout import (
+    ASIDE,
+    CAPACITY_VERSION,
+    EFFECT,
+    PARTICIPATES,
+    PREFILL_SCHEDULE_INTERVAL,
+    QUEUE_HEAD,
+    REFUSED_VERSION,
+    STEP,
+)
+
+
+@inner
+def has_effect(side, worker, dp_size):
+    """Whether the pass just opened does anything."""
+    effect = np.int64(0)
+    for r in range(worker * dp_size, (worker + 1) * dp_size):
+        s = side.ranks.fields[r]
+        if s[PARTICIPATES] != 0:
+            effect += s[EFFECT]
+    return effect > 0
+
+
+@inner
+def somebody_is_due(side, worker, dp_size):
+    """Whether the end of the next pass brings an attempt to reserve blocks."""
+    due = False
+    for r in range(worker * dp_size, (worker + 1) * dp_size):
+        s = side.ranks.fields[r]
+        due |= s[QUEUE_HEAD] >= 0 and s[REFUSED_VERSION] != s[CAPACITY_VERSION]
+    return due
+
+
+@inner
+def count_idle_steps(decode, handoff, sources):
+    """The reference tries every round anew to drive those that stand aside, and counts it:
+    with prefill_schedule_interval it matters."""
+    interval = decode.ranks.fields[0, PREFILL_SCHEDULE_INTERVAL]
+    if interval == 1 or dp_size_of(decode) == 1:
+        return
+    for worker in range(len(decode.workers.state)):
+        decode.workers.state[worker, STEP] += decode.workers.state[worker, ASIDE]
+    for i in range(handoff.state[AWAKE]):
+        worker = handoff.lists[TO_DRIVE, i] - sources
+        if worker >= 0:
+            decode.workers.state[worker, STEP] -= decode.workers.state[worker, ASIDE]
