@@ -23,6 +23,7 @@ from vecsim.kernels.jit import inner
 from vecsim.kernels.layout import (
     BATCHED,
     BLOCK_SIZE,
+    BLOCKED,
     BUDGET,
     COMMITTED_PREFILL,
     COMPUTED,
@@ -279,6 +280,13 @@ def start_decode(requests, pools, w, s, f, lists, now, evict):
 
 
 @inner
+def decodes(s):
+    """Whether the running requests get tokens in a pass that prefills nobody: a destination's last
+    one may have to wait for its pages."""
+    return np.int64(s[RUNNING] > 0 and s[BLOCKED] == 0)
+
+
+@inner
 def decay_ratio(f, passes):
     """new_token_ratio after `passes` decode passes without retraction."""
     ratio = f[NEW_TOKEN_RATIO]
@@ -316,7 +324,7 @@ def price(requests, s, f, lists, start):
     duration = 0.0
     if s[PREFILLS] > 0:
         duration = prefill_ms(s, f, s[PREFILLS], s[PREFILL_ISL], s[PREFILL_PREFIX])
-    elif s[BATCHED] == 0 and s[RUNNING] > 0:
+    elif s[BATCHED] == 0 and decodes(s):
         context = s[FRONT_CONTEXT]
         for i in range(s[FRONT], s[RUNNING]):
             context += known_tokens(requests, np.int64(lists[s[RUN_OFFSET] + i]))
@@ -330,7 +338,7 @@ def price(requests, s, f, lists, start):
 def tokens_to_emit(requests, s, lists):
     """Tokens that the pass in flight emits at its end."""
     if s[BATCHED] == 0:
-        return s[RUNNING]
+        return s[RUNNING] * decodes(s)
     tokens = np.int64(0)
     for i in range(s[NEW_FROM], s[RUNNING]):
         q = lists[s[RUN_OFFSET] + i]
@@ -438,7 +446,7 @@ def apply(requests, pools, times, scratch, w, s, f, lists, start, end):
     held = np.float64(s[NUM_BLOCKS] - s[FREE] - s[IDLE]) * (end - start)
     if s[BATCHED] > 0:
         end_prefill(requests, pools, times, scratch, w, s, lists, end)
-    elif s[RUNNING] > 0:
+    elif decodes(s):
         end_decode(requests, pools, times, scratch, w, s, f, lists, end)
     end_rejected(requests, w, s, end)
     s[COMMITTED_PREFILL] += s[PREFILL_TOKENS]

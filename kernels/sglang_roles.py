@@ -150,13 +150,6 @@ def start_decode(requests, pools, w, s, f, lists, now, evict):
 
 
 @inner
-def end_decode(requests, pools, times, scratch, w, s, f, lists, end):
-    """One token of every running request, unless the pass could do nothing."""
-    if s[BLOCKED] == 0:
-        _end_decode(requests, pools, times, scratch, w, s, f, lists, end)
-
-
-@inner
 def finish(requests, pools, w, s, q, end):
     """The request has produced what this role asks of it. Pages of a prompt are in the tree from
     now on, though a source keeps them."""
@@ -170,11 +163,7 @@ def finish(requests, pools, w, s, q, end):
     append_done(requests, s, q)
 
 
-_ends = rebound(sglang, finish=finish)
-_end_decode = _ends.end_decode
-_pass = rebound(
-    sglang, _ends, form_batch=form_batch, start_decode=start_decode, end_decode=end_decode
-)
+_pass = rebound(sglang, form_batch=form_batch, start_decode=start_decode, finish=finish)
 
 
 @inner
@@ -185,7 +174,7 @@ def tokens_asked(requests, pools, s, q):
     return sglang_rank.tokens_asked(requests, pools, s, q)
 
 
-_rank = rebound(sglang_rank, _ends, _pass, tokens_asked=tokens_asked)
+_rank = rebound(sglang_rank, _pass, tokens_asked=tokens_asked)
 _plain = _rank.bind(evict)
 _schedule, _steady_passes, _apply = _plain.schedule, _plain.steady_passes, _plain.apply
 
@@ -219,15 +208,9 @@ def schedule(requests, pools, scratch, w, s, f, lists, now, defer):
 
 
 @inner
-def price(requests, s, f, lists, start):
-    """End of the scheduled pass that begins at `start`, or a negative number for a bad price."""
-    return start if s[BLOCKED] != 0 else sglang.price(requests, s, f, lists, start)
-
-
-@inner
 def tokens_to_emit(requests, s, lists):
     """Visible tokens that the pass in flight emits at its end."""
-    if s[ROLE] == SOURCE or s[BLOCKED] != 0:
+    if s[ROLE] == SOURCE:
         return np.int64(0)
     return sglang.tokens_to_emit(requests, s, lists)
 
@@ -249,7 +232,6 @@ SCHEDULER = _plain._replace(
     has_work=has_work,
     steady_passes=steady_passes,
     schedule=schedule,
-    price=price,
     tokens_to_emit=tokens_to_emit,
     apply=apply,
 )

@@ -385,7 +385,10 @@ class Fleet:
     def _settle(self, h: Handoff, pool: Pool, status: str, reason: str) -> None:
         self.settled += 1
         self._end(h, status, reason)
-        self._leave(h)
+        if pool is self.pools[PREFILL] and not self.source_first:
+            self.actions.append(("cancel_source", h))
+        else:
+            self._leave(h)
 
     def _complete(self, pool: Pool, w: Worker) -> bool:
         """Applies the pass in flight; whether a destination got its blocks."""
@@ -443,11 +446,14 @@ class Fleet:
                     h = self.handoffs[head.index]
                     if decode:
                         r.cancel_destination(head)
+                    if decode or not self.source_first:
                         r.release(head)
                     self.settled += 1
                     self._end(h, "failed", "deadlock")
                     if decode and h.held_ms is not None and h.released_ms is None:
                         self.actions.append(("cancel_source", h))
+                    elif not decode and not self.source_first:
+                        self.actions.append(("cancel_destination", h))
                     else:
                         self._leave(h)
                     if decode:

@@ -31,6 +31,9 @@ class SglangSource(Rank):
             self.held.remove(q)
             super()._finish(q)
 
+    def release(self, q: Request) -> None:
+        self._give_up(q)
+
     def may_still_start(self, q: Request) -> bool:
         return bool(self.held)
 
