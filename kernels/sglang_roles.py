@@ -125,11 +125,11 @@ def leave_without_token(requests, s, lists):
 
 @inner
 def settle_runner(requests, pools, w, s, f, lists, need, now):
-    """The last running request cannot grow; it waits for destinations that hold its pages. Whether
+    """The last running request cannot grow; it waits for those that hold its pages. Whether
     it can now."""
     sglang.dissolve_front(requests, s, f, lists)
     pages = pages_of(s, known_tokens(requests, np.int64(lists[s[RUN_OFFSET]])) + 1)
-    others = s[PROMISED] > 0 or s[ACTIVATED_HEAD] >= 0
+    others = s[PROMISED] > 0 or s[ACTIVATED_HEAD] >= 0 or s[DONE_HEAD] >= 0
     going_on = False
     if not others or pages > s[NUM_BLOCKS]:
         going_on = _settle_runner(requests, pools, w, s, f, lists, need, now)
