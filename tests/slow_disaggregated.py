@@ -19,6 +19,7 @@ from tests.slow_rank import Pass, Request
 from tests.slow_sglang import Group
 
 IDLE_PASS_LIMIT = 20_000
+RETRY_LIMIT = 1024  # effect-free passes in a row at one instant after which the reference gives up
 SGLANG = (SglangSource, SglangDestination)
 RANKS = {
     "vllm": (VllmSource, VllmDestination),
@@ -37,6 +38,7 @@ class Worker:
         self.step = 0
         self.passes = 0
         self.idle_passes = 0
+        self.retries = 0  # effect-free passes in a row that only moved the ratio
         self.set_aside = False
         self.deferred: list[deque] = [deque() for _ in ranks]
 
@@ -348,12 +350,24 @@ class Fleet:
             while w.flight is None and not w.set_aside and w.has_work():
                 before = w.pulse()
                 effect = self._start(pool, w)
-                effect |= w.pulse() != before
+                moved = w.pulse() != before
                 if w.end_ms == self.now:
                     effect |= self._complete(pool, w)
-                    w.set_aside = not effect
-                changed |= effect or w.end_ms > self.now
+                    w.set_aside = not (effect or moved)
+                self._watch(w, effect or not moved)
+                changed |= effect or moved or w.end_ms > self.now
         return changed
+
+    def _watch(self, w: Worker, effect: bool) -> None:
+        """Counts the passes in a row that took no time."""
+        if effect:
+            w.retries = 0
+            w.idle_passes = w.idle_passes + 1 if w.end_ms == self.now else 0
+        else:
+            w.retries += 1
+        self.settled += w.retries == RETRY_LIMIT
+        if w.idle_passes > IDLE_PASS_LIMIT:
+            raise Endless
 
     def _start(self, pool: Pool, w: Worker) -> bool:
         """Starts a pass; whether it has an effect."""
@@ -373,11 +387,8 @@ class Fleet:
         )
         if w.group is not None:
             w.group.close([p for _, p in w.flight])
-        w.idle_passes = w.idle_passes + 1 if w.end_ms == self.now else 0
-        if w.idle_passes > IDLE_PASS_LIMIT:
-            raise Endless
         for _, p in w.flight:
-            self.settled += p.waits
+            self.settled += p.requeued + (p.waits and w.end_ms == self.now)
             for q in p.settled:
                 self._settle(self.handoffs[q.index], pool, *q.verdict)
         return effect

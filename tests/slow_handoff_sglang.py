@@ -140,21 +140,21 @@ class SglangDestination(Rank):
         return [] if self.ready or self.pending else super()._form_batch(p, now)
 
     def _decode(self, p: Pass, now: float) -> tuple[list[Request], list[Request], float | None]:
-        empty = [q for q in self.running if q.remaining() == 0]
+        self.empty = [q for q in self.running if q.remaining() == 0]
         self.running = [q for q in self.running if q.remaining() > 0]
         self.parked: list[Request] = []
         finished, retracted, estimate = super()._decode(p, now)
         self.running = self.parked or self.running
         self.generation += estimate is not None
-        return empty + finished, retracted, estimate
+        return self.empty + finished, retracted, estimate
 
     def _settle_runner(self, p: Pass) -> None:
-        """Pages of other destinations stand in its way: it waits."""
-        q = self.running[0]
+        """Waits while pages of other destinations, or of some that end here, stand in its way."""
         others = self.reserved or self.ready
-        if others and self._pages(q.length() + 1) <= self.capacity:
+        fits = self._pages(self.running[0].length() + 1) <= self.capacity
+        if self.empty or (others and fits):
             self.parked, self.running = self.running, []
-            p.waits = True
+            p.waits = not self.empty
         else:
             super()._settle_runner(p)
 
