@@ -78,6 +78,7 @@ from vecsim.kernels.layout import (
     NONE,
     ONE_PASS,
     ORDER,
+    PARTICIPATES,
     PASS_END,
     PAUSED,
     PENDING,
@@ -118,7 +119,7 @@ def bind(
     room_for_a_pass, open_pass = worker.room_for_a_pass, worker.open_pass
     close_pass, close_stretch = worker.close_pass, worker.close_stretch
     place, refusal, reserve, activate, release_source = rank[:5]
-    first_waiting, fail_waiting, cancel = rank[5:]
+    first_waiting, fail_waiting, cancel, try_in_vain = rank[5:]
     admit_next, next_release, note_end, note_ends = arrivals
 
     @inner
@@ -519,6 +520,8 @@ def bind(
                 reserved = False
                 if not is_source:
                     for r in range(worker * dp_size, (worker + 1) * dp_size):
+                        if not source_first and side.ranks.fields[r, PARTICIPATES] != 0:
+                            try_in_vain(side.ranks.factors[r])
                         reserved |= retry(side, handoff, np.int64(r))
                 if reserved:
                     w[ASIDE] = 0

@@ -115,6 +115,8 @@ class HandoffRank(NamedTuple):
         fail_waiting: (requests, pools, s, q): take it off its list, with its blocks.
         cancel: (requests, pools, s, q): give the blocks of a reserved request back; None where a
             destination is reserved only for prompts that are done.
+        try_in_vain: (f): what many attempts to start a pass, without effect, do to the factors of a
+            rank; None: nothing.
     """
 
     place: Callable
@@ -125,3 +127,4 @@ class HandoffRank(NamedTuple):
     first_waiting: Callable
     fail_waiting: Callable
     cancel: Callable | None = None
+    try_in_vain: Callable | None = None

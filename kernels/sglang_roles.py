@@ -55,6 +55,8 @@ from vecsim.kernels.layout import (
     PROMPT_EXCEEDS_MAX_MODEL_LEN,
     QUEUE_HEAD,
     RANK,
+    RATIO_MIN,
+    RATIO_STEP,
     READY_HEAD,
     REJECTED_HEAD,
     ROLE,
@@ -189,11 +191,9 @@ def steady_passes(requests, pools, w, s, f, lists, now):
 
 @inner
 def schedule(requests, pools, scratch, w, s, f, lists, now, defer):
-    """Step 1 of a pass; notes whether anything comes of it: an attempt that only lowers
-    new_token_ratio, or counts down, is followed by another one."""
+    """Step 1 of a pass; notes whether anything comes of it."""
     begin_pass(s)
     s[BLOCKED] = 0
-    ratio = f[NEW_TOKEN_RATIO]
     counting = w[PREFILL_LEFT] > 0
     running = s[RUNNING]
     admit_activated(requests, pools, scratch, s, lists, now)
@@ -201,7 +201,7 @@ def schedule(requests, pools, scratch, w, s, f, lists, now, defer):
     _schedule(requests, pools, scratch, w, s, f, lists, now, defer)
     if s[ROLE] == DESTINATION:
         s[CAPACITY_VERSION] += s[PREEMPTED_ANY] + s[SETTLED]
-        admitted |= f[NEW_TOKEN_RATIO] != ratio or s[DONE_HEAD] >= 0
+        admitted |= s[DONE_HEAD] >= 0
     ran = s[BATCHED] > 0 or (s[RUNNING] > 0 and s[BLOCKED] == 0)
     ended = s[SETTLED] > 0 or s[REJECTED_HEAD] >= 0 or s[PREEMPTED_ANY] != 0
     s[EFFECT] = np.int64(ran or ended or admitted or counting)
@@ -305,6 +305,15 @@ def cancel(requests, pools, s, q):
 
 
 @inner
+def try_in_vain(f):
+    """A pass that lowers new_token_ratio and has no other effect is tried again at the same
+    instant, until the ratio is as low as it gets (reference: runtimes, section 9)."""
+    ratio = f[NEW_TOKEN_RATIO]
+    lowered = ratio - f[RATIO_STEP] < ratio
+    f[NEW_TOKEN_RATIO] = f[RATIO_MIN] if lowered else max(ratio, f[RATIO_MIN])
+
+
+@inner
 def first_waiting(requests, s, now):
     """The request that a deadlock ends, or NONE."""
     q = queues.queue_head(requests, s, now)
@@ -333,4 +342,5 @@ HANDOFF = HandoffRank(
     first_waiting=first_waiting,
     fail_waiting=fail_waiting,
     cancel=cancel,
+    try_in_vain=try_in_vain,
 )
