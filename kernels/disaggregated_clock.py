@@ -159,12 +159,15 @@ def bind(
 
     # --- the ends of passes -----------------------------------------------------------------------
     @inner
-    def cancel_ended(prefill, handoff, w, ended):
-        """Cancel the requests that ended on a prefill worker since `ended` was the last one."""
+    def cancel_ended(prefill, handoff, w, ended, r):
+        """Cancel the requests that ended on a prefill rank since `ended` was the last one of its
+        worker."""
+        state = prefill.requests.state
         q = w[LAST_ENDED]
         while q != ended:
-            act(handoff, CANCEL_SOURCE, q)
-            q = np.int64(prefill.requests.state[NEXT, q])
+            if state[RANK, q] == r:
+                act(handoff, CANCEL_SOURCE, q)
+            q = np.int64(state[NEXT, q])
 
     @inner
     def tell_held(side, handoff, s):
@@ -223,11 +226,10 @@ def bind(
             )
         if code != DONE:
             return code
-        if is_source:
-            cancel_ended(side, handoff, w, ended)
         for r in range(worker * dp_size, (worker + 1) * dp_size):
             act_deferred(handoff, first_rank + r)
             if is_source:
+                cancel_ended(side, handoff, w, ended, r)
                 tell_held(side, handoff, side.ranks.fields[r])
             else:
                 retry(side, handoff, np.int64(r))
@@ -490,7 +492,8 @@ def bind(
             if source_first or not is_source:
                 note_ends(handoff, side.requests, w, before, ended)
             else:
-                cancel_ended(side, handoff, w, ended)
+                for r in range(worker * dp_size, (worker + 1) * dp_size):
+                    cancel_ended(side, handoff, w, ended, r)
             if code != DONE:
                 return code
             if w[PENDING] == STRETCH:

@@ -389,7 +389,7 @@ class Fleet:
             w.group.close([p for _, p in w.flight])
         for _, p in w.flight:
             self.settled += p.requeued + (p.waits and w.end_ms == self.now)
-            for q in p.settled:
+            for q in reversed(p.settled):
                 self._settle(self.handoffs[q.index], pool, *q.verdict)
         return effect
 
