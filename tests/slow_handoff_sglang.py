@@ -123,7 +123,7 @@ class SglangDestination(Rank):
     def start(self, now: float, step: int) -> Pass:
         self.now = now
         p = super().start(now, step)
-        self.generation += len(p.settled)
+        self.generation += len(p.settled) + p.requeued
         return p
 
     def _reject(self, p: Pass) -> None:
