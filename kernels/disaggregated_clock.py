@@ -523,7 +523,7 @@ def bind(
                 reserved = False
                 if not is_source:
                     for r in range(worker * dp_size, (worker + 1) * dp_size):
-                        if not source_first and side.ranks.fields[r, PARTICIPATES] != 0:
+                        if side.ranks.fields[r, PARTICIPATES] != 0:
                             try_in_vain(side.ranks.factors[r])
                         reserved |= retry(side, handoff, np.int64(r))
                 if reserved:

@@ -113,10 +113,10 @@ class HandoffRank(NamedTuple):
         release_source: (requests, pools, s, q): give the blocks of a held request back.
         first_waiting: (requests, s, now): the request that a deadlock ends, or NONE.
         fail_waiting: (requests, pools, s, q): take it off its list, with its blocks.
-        cancel: (requests, pools, s, q): give the blocks of a reserved request back; None where a
-            destination is reserved only for prompts that are done.
+        cancel: (requests, pools, s, q): give the blocks of a reserved request back; not called
+            where a destination is asked for only when the prompt is done.
         try_in_vain: (f): what many attempts to start a pass, without effect, do to the factors of a
-            rank; None: nothing.
+            rank.
     """
 
     place: Callable
@@ -126,5 +126,5 @@ class HandoffRank(NamedTuple):
     release_source: Callable
     first_waiting: Callable
     fail_waiting: Callable
-    cancel: Callable | None = None
-    try_in_vain: Callable | None = None
+    cancel: Callable
+    try_in_vain: Callable

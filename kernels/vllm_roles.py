@@ -406,6 +406,16 @@ def fail_waiting(requests, pools, s, q):
     release(requests, pools, s, q, computed)
 
 
+@inner
+def keep_reservation(requests, pools, s, q):
+    """Never asked for: the prompt of a reserved request is done."""
+
+
+@inner
+def try_in_vain(f):
+    """An attempt leaves no trace."""
+
+
 HANDOFF = HandoffRank(
     place=place_blocks,
     refusal=refusal,
@@ -414,4 +424,6 @@ HANDOFF = HandoffRank(
     release_source=release_source,
     first_waiting=queue_head,
     fail_waiting=fail_waiting,
+    cancel=keep_reservation,
+    try_in_vain=try_in_vain,
 )

@@ -354,11 +354,11 @@ class Fleet:
                 if w.end_ms == self.now:
                     effect |= self._complete(pool, w)
                     w.set_aside = not (effect or moved)
-                self._watch(w, effect or not moved)
+                self._count_retries(w, effect or not moved)
                 changed |= effect or moved or w.end_ms > self.now
         return changed
 
-    def _watch(self, w: Worker, effect: bool) -> None:
+    def _count_retries(self, w: Worker, effect: bool) -> None:
         """Counts the passes in a row that took no time."""
         if effect:
             w.retries = 0

@@ -214,6 +214,7 @@ class Rank:
         self.group = group
         self.waiting: list[Request] = []
         self.running: list[Request] = []
+        self.stripped: list[Request] = []  # half-prefilled ones that had to give their pages back
         self.preemptions = 0
         self.evictions = 0
 
@@ -296,7 +297,8 @@ class Rank:
         p.completed = finished
         for q in finished:
             self._finish(q)
-        self.waiting += retracted
+        self.waiting += retracted + self.stripped
+        self.stripped.clear()
         for q in p.rejected + p.settled:
             self._retire(q)
         if estimate is not None:
@@ -525,5 +527,5 @@ class Rank:
                 p.settled.append(holder)
             else:
                 holder.requeued = True
-                self.waiting.append(holder)
+                self.stripped.append(holder)
                 p.requeued = True

@@ -120,8 +120,7 @@ def test_accepted_cases_are_accepted_and_unbuilt_features_named(name):
         payload = load_quietly(case["payload"])
         validate(payload)
         features = set(case["feature"])
-        together = "sglang" not in features or "disaggregated" not in features
-        if (features <= BUILT_FEATURES and together) or case["name"] in used:
+        if features <= BUILT_FEATURES or case["name"] in used:
             check_supported(payload)
         else:
             with pytest.raises(NotSupportedYetError):
@@ -376,10 +375,6 @@ def test_traffic_rules(traffic, field):
         (
             {"engine.rank.backend": "sglang", "engine.rank.sglang.host_loop": True},
             "engine.rank.sglang.host_loop (True)",
-        ),
-        (
-            {"topology": DISAGGREGATED, "engine.rank.backend": "sglang"},
-            "topology (disaggregated)",
         ),
         ({"engine.rank.aic_nextn": 3}, "engine.rank.aic_nextn (3)"),
         (

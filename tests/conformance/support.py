@@ -85,10 +85,8 @@ def all_cases() -> tuple[Case, ...]:
 
 
 def unbuilt(case: Case) -> list[str]:
-    together = {"disaggregated"} if "sglang" in case["feature"] else set()
     known = BUILT | {UNUSED.get(name(case))}
-    alone = [f for f in case["feature"] if f not in known and not _is_built(f)]
-    return alone + sorted(together & set(case["feature"]))
+    return [f for f in case["feature"] if f not in known and not _is_built(f)]
 
 
 def _is_built(feature: str) -> bool:

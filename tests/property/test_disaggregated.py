@@ -29,7 +29,7 @@ WITH = (
     ("backend", "feature"),
     [
         (backend, feature)
-        for backend in ("vllm", "trtllm")
+        for backend in ("vllm", "trtllm", "sglang")
         for feature in WITH
         if backend == "vllm" or feature != "prefill_schedule_interval"
     ],
