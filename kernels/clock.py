@@ -171,6 +171,10 @@ def bind(worker: WorkerKernels) -> PoolKernels:
         """Apply all passes that end now, by worker id; wake workers whose next request is here."""
         while clock.tree[1] == clock.time[NOW]:
             worker = first_leaf(clock.tree)
+            # Other workers may have used up what there was room for when its pass began.
+            code = room_for_a_pass(ranks, pools, scratch, worker, clock.state[DP_SIZE])
+            if code != DONE:
+                return code
             set_end(clock, worker, np.inf)
             wake(clock, worker)
             if workers.state[worker, PENDING] == NO_PASS:
@@ -289,12 +293,16 @@ def bind(worker: WorkerKernels) -> PoolKernels:
 
     @inner
     def cut_at_horizon(ranks, workers, requests, pools, scratch, clock):
-        """Settle the passes of stretches in flight that end by the horizon."""
+        """Settle the passes of stretches in flight that end by the horizon. Returns DONE, or what
+        has to grow first."""
         dp_size = clock.state[DP_SIZE]
         for worker in range(len(workers.state)):
             w = workers.state[worker]
             if w[PENDING] != STRETCH:
                 continue
+            code = room_for_a_pass(ranks, pools, scratch, np.int64(worker), dp_size)
+            if code != DONE:
+                return code
             passes = walk_stretch(
                 ranks,
                 workers,
@@ -311,6 +319,7 @@ def bind(worker: WorkerKernels) -> PoolKernels:
                 close_stretch(
                     ranks, workers, requests, pools, scratch, np.int64(worker), dp_size, passes
                 )
+        return DONE
 
     @inner
     def run_clock(ranks, workers, requests, pools, scratch, clock):
@@ -331,8 +340,7 @@ def bind(worker: WorkerKernels) -> PoolKernels:
             if following == np.inf:
                 return DONE
             if following > clock.time[HORIZON]:
-                cut_at_horizon(ranks, workers, requests, pools, scratch, clock)
-                return DONE
+                return cut_at_horizon(ranks, workers, requests, pools, scratch, clock)
             clock.time[NOW] = following
             c[ROUND] = 0
         return PAUSED

@@ -31,7 +31,6 @@ from vecsim.kernels.handoff import (
     NEW_BLOCKS,
     NOW,
     ORDERS,
-    ORDINAL,
     RELEASE,
     RELEASED_AT,
     RESERVE,
@@ -45,7 +44,6 @@ from vecsim.kernels.handoff import (
     TOKENIZE_MS,
     TOKENIZE_TOKEN_MS,
     TRANSFER,
-    TRANSFER_BLOCK,
     HandoffRank,
 )
 from vecsim.kernels.handoff_arrivals import KNOWN_ARRIVALS, HandoffArrivals
@@ -57,7 +55,7 @@ from vecsim.kernels.handoff_queues import (
     dp_size_of,
     next_arrival,
     next_rank,
-    transfer_ms,
+    start_transfer,
     wake,
 )
 from vecsim.kernels.jit import inner
@@ -364,17 +362,6 @@ def bind(
         end_request(side.requests, side.workers.state[worker], q, FAILED, handoff.time[NOW])
 
     @inner
-    def start_transfer(decode, handoff, q):
-        """The blocks of a held source go to its destination."""
-        block_size = handoff.state[TRANSFER_BLOCK]
-        delay = transfer_ms(handoff, q, np.int64(decode.requests.state[ISL, q]), block_size)
-        if delay > 0.0:
-            ordinal = np.int64(handoff.requests[ORDINAL, q])
-            set_leaf(handoff.transfers, ordinal, handoff.time[NOW] + delay)
-        else:
-            act(handoff, ACTIVATE, q)
-
-    @inner
     def finish_transfer(prefill, decode, handoff, q):
         """The blocks are there: the destination may decode, the source may let go."""
         r = np.int64(decode.requests.state[RANK, q])
@@ -636,13 +623,17 @@ def bind(
 
     # --- the outer loop ---------------------------------------------------------------------------
     @inner
-    def cut_at_horizon(decode, handoff):
-        """Settle the passes of stretches in flight that end by the horizon."""
+    def cut_at_horizon(prefill, decode, handoff):
+        """Settle the passes of stretches in flight that end by the horizon. Returns DONE, or what
+        has to grow first."""
         dp_size = dp_size_of(decode)
         for worker in range(len(decode.workers.state)):
             w = decode.workers.state[worker]
             if w[PENDING] != STRETCH:
                 continue
+            code = room_for_commands(prefill, decode)
+            if code != DONE:
+                return code
             passes = walk_stretch(
                 decode.ranks,
                 decode.workers,
@@ -666,6 +657,7 @@ def bind(
                     dp_size,
                     passes,
                 )
+        return DONE
 
     @inner
     def run_clock(prefill, decode, handoff):
@@ -689,8 +681,7 @@ def bind(
                     continue
                 return DONE
             if following > handoff.time[HORIZON]:
-                cut_at_horizon(decode, handoff)
-                return DONE
+                return cut_at_horizon(prefill, decode, handoff)
             handoff.time[NOW] = following
             h[ROUND] = 0
         return PAUSED

@@ -7,6 +7,7 @@ import numpy as np
 from vecsim.kernels.awake import enter_awake
 from vecsim.kernels.handoff import (
     ACTIONS,
+    ACTIVATE,
     AWAKE,
     BANDWIDTH,
     BYTES_PER_TOKEN,
@@ -18,10 +19,14 @@ from vecsim.kernels.handoff import (
     LATENCY_MS,
     NEW_BLOCKS,
     NEXT_DEFERRED,
+    NOW,
+    ORDINAL,
     TO_DRIVE,
+    TRANSFER_BLOCK,
 )
 from vecsim.kernels.jit import inner
-from vecsim.kernels.layout import ARRIVAL, DONE_HEAD, DONE_TAIL, NEXT, NONE, QUEUE_HEAD
+from vecsim.kernels.layout import ARRIVAL, DONE_HEAD, DONE_TAIL, ISL, NEXT, NONE, QUEUE_HEAD
+from vecsim.kernels.tournament import set_leaf
 
 
 @inner
@@ -97,6 +102,18 @@ def transfer_ms(handoff, q, prompt, block_size):
         tokens = np.int64(handoff.requests[NEW_BLOCKS, q]) * block_size
     size = np.float64(tokens) * handoff.time[BYTES_PER_TOKEN]
     return size / (handoff.time[BANDWIDTH] * 1e9) * 1000.0
+
+
+@inner
+def start_transfer(decode, handoff, q):
+    """The blocks of a held source go to its destination."""
+    block_size = handoff.state[TRANSFER_BLOCK]
+    delay = transfer_ms(handoff, q, np.int64(decode.requests.state[ISL, q]), block_size)
+    if delay > 0.0:
+        ordinal = np.int64(handoff.requests[ORDINAL, q])
+        set_leaf(handoff.transfers, ordinal, handoff.time[NOW] + delay)
+    else:
+        act(handoff, ACTIVATE, q)
 
 
 @inner

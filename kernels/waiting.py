@@ -97,8 +97,7 @@ def bind(pool: PoolKernels, settle: Callable) -> Callable:
             if following == np.inf:
                 return DONE
             if following > clock.time[HORIZON]:
-                cut_at_horizon(ranks, workers, requests, pools, scratch, clock)
-                return DONE
+                return cut_at_horizon(ranks, workers, requests, pools, scratch, clock)
             clock.time[NOW] = following
             c[ROUND] = 0
         return PAUSED

@@ -1,0 +1,65 @@
+"""Radix trees grow in time: no worker finds the nodes used up that it was promised.
+
+The programs run without JIT, where an index past the end of an array is an error, with as few
+nodes to begin with as the fleet gets along with.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROGRAM = """
+import vecsim
+from vecsim import lower
+
+lower._FIRST_NODES = 1
+row = {"arrival_time_ms": 0, "input_tokens": 9, "output_tokens": 12}
+requests = [
+    {"id": f"r{k}", **row, "input_token_ids": [1] * 8 + [2 + k % 4]} for k in range(4 * WORKERS)
+]
+timing = {"type": "fixed", "prefill_ms": 10, "decode_ms": 1}
+rank = {"backend": "sglang", "block_size": 1, "max_num_seqs": 2, "timing_model": timing}
+spec = {
+    "version": 1,
+    "topology": TOPOLOGY,
+    "engine": {"rank": rank},
+    "requests": requests,
+    "max_in_flight": 4 * WORKERS,
+    **MORE,
+}
+requests = vecsim.replay(spec).requests
+counts = requests["terminal_status"].value_counts().rows()
+print(dict(sorted(counts)), requests["terminal_time_ms"].max())
+"""
+
+POOL = {"initial_workers": 24}
+AGGREGATED = {"kind": "aggregated", "workers": POOL}
+DISAGGREGATED = {"kind": "disaggregated", "prefill": POOL, "decode": POOL}
+
+
+@pytest.mark.parametrize(
+    ("topology", "more", "printed"),
+    [
+        # Two waves of two requests a worker: 10 ms and 11 more tokens each.
+        (AGGREGATED, {}, "{'completed': 96} 42.0"),
+        (AGGREGATED, {"max_sim_time_ms": 21.5}, "{'completed': 48, 'unfinished': 48} 21.0"),
+        # The second wave is prefilled while the first decodes, 12 tokens of 1 ms.
+        (DISAGGREGATED, {}, "{'completed': 96} 34.0"),
+    ],
+)
+def test_all_finish_at_once(topology, more, printed):
+    program = f"WORKERS = 24\nTOPOLOGY = {topology}\nMORE = {more}\n{PROGRAM}"
+    run = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "NUMBA_DISABLE_JIT": "1"},
+        cwd=Path(__file__).parents[1],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.strip() == printed
