@@ -21,7 +21,7 @@ from vecsim.traces import read_trace
 from vecsim.workload import Workload
 
 ROUNDS = 8
-BACKENDS = ("vllm", "trtllm")
+BACKENDS = ("vllm", "trtllm", "sglang")
 
 
 def spec_of(backend: str) -> dict[str, Any]:
