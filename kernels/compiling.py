@@ -5,7 +5,8 @@ each caller that it is linked into. Here inner functions stay as they were lower
 links all that it reaches, once, and only the whole is optimised and emitted.
 
 The rest of the time goes into Numba's own Python. Passes for what kernels never use are left out,
-and while an entry point is compiled some of Numba's functions give way to quicker equals.
+code is kept short (see lowering.py), and while an entry point is compiled some of Numba's functions
+give way to quicker equals.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from numba.core.compiler_machinery import PassManager
 from numba.core.targetconfig import TargetConfig
 from numba.core.types.functions import BaseFunction
 
-_LONG = 600
+_LONG = 100
 """LLVM instructions, before optimising, above which a function is not inlined."""
 
 
@@ -121,12 +122,20 @@ class EntryCompiler(CompilerBase):
     _library = _LinkingLibrary
 
     def define_pipelines(self):
+        # Not before something is compiled: it takes Numba's array functions.
+        from vecsim.kernels.lowering import KernelLowering, kernel_context
+
         state = self.state
+        state.targetctx = kernel_context(state.targetctx)
         state.library = self._library(state.targetctx.codegen(), state.func_id.func_qualname)
         state.library.enable_object_caching()
         passes = PassManager("kernel")
         whole = DefaultPassBuilder.define_nopython_pipeline(state)
-        passes.passes = [one for one in whole.passes if one[0] not in _UNUSED_PASSES]
+        passes.passes = [
+            (KernelLowering if one is typed_passes.NativeLowering else one, description)
+            for one, description in whole.passes
+            if one not in _UNUSED_PASSES
+        ]
         passes.finalize()
         return [passes]
 
