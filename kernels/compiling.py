@@ -16,7 +16,7 @@ import gc
 import threading
 from collections.abc import Iterator
 
-from numba.core import ir, typed_passes, untyped_passes
+from numba.core import errors, event, ir, typed_passes, untyped_passes
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import CompilerBase, DefaultPassBuilder, Flags
 from numba.core.compiler_machinery import PassManager
@@ -199,6 +199,16 @@ def _gather(value, found):
 _PLAIN = {str, int, float, bool, type(None), ir.Loc, ir.Const, ir.Global, ir.FreeVar, ir.Arg}
 """Types that hold no variable; most of what is met."""
 
+
+def _colourless():
+    """The replacement that leaves messages uncoloured, where Numba colours them: most are of
+    attempts that fail in silence."""
+    scheme = type(errors.termcolor())
+    if not hasattr(scheme, "_markup"):
+        return []
+    return [(scheme, "_markup", lambda scheme, message, *_: message)]
+
+
 _changing = threading.Lock()
 
 
@@ -214,6 +224,9 @@ def quick_compiler() -> Iterator[None]:
             (TargetConfig, "__eq__", _same_flags(TargetConfig.__eq__)),
             (TargetConfig, "__hash__", lambda flags: len(flags.options)),
             (ir.Inst, "_rec_list_vars", _variables_in),
+            *_colourless(),
+            (event, "start_event", lambda *_, **__: None),
+            (event, "end_event", lambda *_, **__: None),
         )
         collecting = gc.isenabled()
         usual = [(owner, name, getattr(owner, name)) for owner, name, _ in quicker]
