@@ -209,6 +209,14 @@ def _colourless():
     return [(scheme, "_markup", lambda scheme, message, *_: message)]
 
 
+def _count_as_old():
+    """Leave what was made meanwhile to the next full collection; else the first to come, perhaps
+    the last of a short run, would go through all of it."""
+    if gc.get_freeze_count() == 0:
+        gc.freeze()
+        gc.unfreeze()
+
+
 _changing = threading.Lock()
 
 
@@ -239,4 +247,5 @@ def quick_compiler() -> Iterator[None]:
             for owner, name, function in usual:
                 setattr(owner, name, function)
             if collecting:
+                _count_as_old()
                 gc.enable()
