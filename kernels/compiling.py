@@ -5,7 +5,8 @@ each caller that it is linked into. Here inner functions stay as they were lower
 links all that it reaches, once, and only the whole is optimised and emitted.
 
 The rest of the time goes into Numba's own Python. Passes for what kernels never use are left out,
-and while an entry point is compiled some of Numba's functions give way to quicker equals.
+code is kept short (see lowering.py), and while an entry point is compiled some of Numba's functions
+give way to quicker equals.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ import gc
 import threading
 from collections.abc import Iterator
 
-from numba.core import ir, typed_passes, untyped_passes
+from numba.core import errors, event, ir, typed_passes, untyped_passes
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import CompilerBase, DefaultPassBuilder, Flags
 from numba.core.compiler_machinery import PassManager
 from numba.core.targetconfig import TargetConfig
 from numba.core.types.functions import BaseFunction
 
-_LONG = 600
+_LONG = 100
 """LLVM instructions, before optimising, above which a function is not inlined."""
 
 
@@ -121,12 +122,20 @@ class EntryCompiler(CompilerBase):
     _library = _LinkingLibrary
 
     def define_pipelines(self):
+        # Not before something is compiled: it takes Numba's array functions.
+        from vecsim.kernels.lowering import KernelLowering, kernel_context
+
         state = self.state
+        state.targetctx = kernel_context(state.targetctx)
         state.library = self._library(state.targetctx.codegen(), state.func_id.func_qualname)
         state.library.enable_object_caching()
         passes = PassManager("kernel")
         whole = DefaultPassBuilder.define_nopython_pipeline(state)
-        passes.passes = [one for one in whole.passes if one[0] not in _UNUSED_PASSES]
+        passes.passes = [
+            (KernelLowering if one is typed_passes.NativeLowering else one, description)
+            for one, description in whole.passes
+            if one not in _UNUSED_PASSES
+        ]
         passes.finalize()
         return [passes]
 
@@ -190,6 +199,24 @@ def _gather(value, found):
 _PLAIN = {str, int, float, bool, type(None), ir.Loc, ir.Const, ir.Global, ir.FreeVar, ir.Arg}
 """Types that hold no variable; most of what is met."""
 
+
+def _colourless():
+    """The replacement that leaves messages uncoloured, where Numba colours them: most are of
+    attempts that fail in silence."""
+    scheme = type(errors.termcolor())
+    if not hasattr(scheme, "_markup"):
+        return []
+    return [(scheme, "_markup", lambda scheme, message, *_: message)]
+
+
+def _count_as_old():
+    """Leave what was made meanwhile to the next full collection; else the first to come, perhaps
+    the last of a short run, would go through all of it."""
+    if gc.get_freeze_count() == 0:
+        gc.freeze()
+        gc.unfreeze()
+
+
 _changing = threading.Lock()
 
 
@@ -205,6 +232,10 @@ def quick_compiler() -> Iterator[None]:
             (TargetConfig, "__eq__", _same_flags(TargetConfig.__eq__)),
             (TargetConfig, "__hash__", lambda flags: len(flags.options)),
             (ir.Inst, "_rec_list_vars", _variables_in),
+            *_colourless(),
+            # Events let others take the time, of every call of LLVM too.
+            (event, "start_event", lambda *_, **__: None),
+            (event, "end_event", lambda *_, **__: None),
         )
         collecting = gc.isenabled()
         usual = [(owner, name, getattr(owner, name)) for owner, name, _ in quicker]
@@ -217,4 +248,5 @@ def quick_compiler() -> Iterator[None]:
             for owner, name, function in usual:
                 setattr(owner, name, function)
             if collecting:
+                _count_as_old()
                 gc.enable()

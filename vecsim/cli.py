@@ -5,6 +5,7 @@ Exit codes: 0 done; 1 the run could not be finished; 2 bad input (one line on st
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import threading
@@ -73,6 +74,8 @@ def main() -> None:
         code = _fail("interrupted", 130)
     except typer.Exit as done:
         code = done.exit_code
+    # The interpreter would look for garbage in all that was imported and compiled before it ends.
+    gc.freeze()
     sys.exit(code)
 
 
