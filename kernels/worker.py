@@ -71,7 +71,8 @@ from vecsim.kernels.layout import (
 from vecsim.kernels.stretch import walk_stretch
 
 FRUITLESS_LIMIT = np.int64(1 << 12)
-"""The progress guard trips after so many passes that only preempt: no token, no end."""
+"""The progress guard trips after so many passes, for each rank of the group, in which one only
+preempts or none does anything: no token, no end."""
 
 LAST_TICK = np.int64(1 << 30)
 """Ticks are kept in 32 bits, and a request adds up to 2**30 tokens to one."""
@@ -274,12 +275,14 @@ def bind(scheduler: Scheduler) -> WorkerKernels:
         before = w[TERMINALS]
         moved = False
         strained = False
+        worked = False
         exhausted = False
         for r in range(worker * dp_size, (worker + 1) * dp_size):
             s = ranks.fields[r]
             if s[PARTICIPATES] == 0:
                 continue
-            strained |= s[PREEMPTED_ANY] != 0 or s[BUDGET] == s[TOKEN_BUDGET]
+            strained |= s[PREEMPTED_ANY] != 0
+            worked |= s[BUDGET] != s[TOKEN_BUDGET]
             moved |= s[SETTLED] > 0 or s[REJECTED_HEAD] >= 0
             if len(scratch.segments[0]) > 0:
                 lasted = times[PASS_END] - times[CLOCK]
@@ -303,9 +306,9 @@ def bind(scheduler: Scheduler) -> WorkerKernels:
         close(ranks, workers, requests, worker, dp_size, np.int64(1))
         if moved or w[TERMINALS] > before:
             w[FRUITLESS] = 0
-        elif strained:
+        elif strained or not worked:
             w[FRUITLESS] += 1
-        if w[FRUITLESS] > FRUITLESS_LIMIT:
+        if w[FRUITLESS] > FRUITLESS_LIMIT * dp_size:
             return NO_MOVE
         return TICKS_EXHAUSTED if exhausted else DONE
 

@@ -18,7 +18,7 @@ from tests.slow_model import Endless, SlowOutcome, Tokenizer, tokenizer_of
 from tests.slow_rank import Pass, Request
 from tests.slow_sglang import Group
 
-IDLE_PASS_LIMIT = 20_000
+IDLE_PASS_LIMIT = 400_000  # STRAINED_LIMIT preemptions, between which a prompt comes token by token
 RETRY_LIMIT = 1024  # effect-free passes in a row at one instant after which the reference gives up
 SGLANG = (SglangSource, SglangDestination)
 RANKS = {

@@ -107,6 +107,36 @@ def test_a_deadlock_of_prefill_and_decode_ends_the_blocked_head():
     assert result.report["terminal_reasons"]["deadlock"] == 1
 
 
+# A pool of 24 tokens on each of two decode ranks, all transfers 100 ms. r0 (rank 0, empty) decodes
+# from 110 and wants its sixth block after 21 tokens; r1 holds one until 135. r0 is preempted and
+# comes back at once, four tokens a pass, until it has to fail. All that time r2 (rank 1) waits for
+# as many blocks, of which r3 holds one; preempted at 127, it stands before r3 and ends at 136.
+TURNS = [(0, 0, 25, 0), (25, 4, 1, 0), (0, 4, 20, 1), (25, 4, 1, 1)]
+
+
+def test_a_rank_that_waits_does_not_hasten_the_end_of_its_group():
+    payload = _rank("vllm", [], block_size=4, num_gpu_blocks=6, max_num_batched_tokens=4)
+    pool = {"initial_workers": 1}
+    payload["engine"]["dp_size"] = 2
+    payload["topology"] = {
+        "kind": "disaggregated",
+        "prefill": pool,
+        "decode": pool,
+        "handoff_latency_ms": 100,
+    }
+    names = ("arrival_time_ms", "input_tokens", "output_tokens", "dp_rank")
+    payload["requests"] = [
+        {"id": f"r{k}", **dict(zip(names, row, strict=True))} for k, row in enumerate(TURNS)
+    ]
+    columns = ("terminal_status", "terminal_reason", "terminal_time_ms", "output_length")
+    assert replay(payload).requests.select(columns).rows() == [
+        ("failed", "kv_capacity_exhausted", 131.0, 21),
+        ("completed", None, 136.0, 1),
+        ("failed", "deadlock", 136.0, 17),
+        ("completed", None, 137.0, 1),
+    ]
+
+
 def test_every_standstill_has_an_answer_or_an_unbuilt_feature():
     built = {n for n, c in _cases("standstill").items() if not unbuilt(c)}
     assert built == set(SETTLED) | set(UNBLOCKED) | {DEADLOCK}
