@@ -1,7 +1,9 @@
 """Lowering of prefill/decode fleets: two roles and a workload become two sides and what links them.
 
-Requests have a copy on each side, in order of arrival. The rank of a request is known only when the
-run places it there, so that sharing is analysed over the whole workload (kernels/placing.py).
+Requests have a copy on each side, in order of arrival. Where prompts are submitted as requests
+arrive, their prefill ranks are known beforehand, and so is what the requests of each rank share.
+Other ranks are known only when the run places a request there: sharing is analysed over the whole
+workload then (kernels/placing.py).
 """
 
 from __future__ import annotations
@@ -86,8 +88,12 @@ def lower_handoff(
     pools = (topology.prefill, topology.decode)
     sides = []
     for role, pool, timing in zip(roles, pools, timings, strict=True):
-        own = prompts_only(workload) if role.stage == "prefill" else workload
-        side = _side(role, own, order, pool.initial_workers, timing, counted)
+        own, placed = workload, None
+        if role.stage == "prefill":
+            own = prompts_only(workload)
+            if role.backend != "sglang":
+                placed = _prompt_ranks(own, order, pool.initial_workers, role.dp_size)
+        side = _side(role, own, order, pool.initial_workers, placed, timing, counted)
         sides.append(side._replace(scratch=new_scratch(side.ranks, record_segments)))
     prefill, decode = sides
     if max_in_flight is None:
@@ -150,14 +156,43 @@ def prompts_only(workload: Workload) -> Workload:
     )
 
 
+def _pins(workload: Workload, order: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+    """(prefill, decode) rank within its worker that each request is pinned to, or -1."""
+    pin = lower.in_order(workload.dp_rank, order)
+    own_pin = lower.in_order(workload.prefill_dp_rank, order)
+    return np.where(own_pin < 0, pin, own_pin), pin
+
+
+def _prompt_ranks(
+    workload: Workload, order: np.ndarray | None, workers: int, dp_size: int
+) -> np.ndarray:
+    """int64 [n], prefill rank of each request, where they are submitted in order of arrival
+    (reference: runtimes, section 5.2)."""
+    pins = _pins(workload, order)[0]
+    placed = np.arange(len(pins)) % (workers * dp_size)
+    if np.any(pins >= 0):
+        turn = 0
+        for q, pin in enumerate(pins.tolist()):
+            turn %= workers * dp_size if pin < 0 else workers
+            placed[q] = turn if pin < 0 else turn * dp_size + pin
+            turn += 1
+    return placed
+
+
 def _side(
     role: Role,
     workload: Workload,
     order: np.ndarray | None,
     workers: int,
+    placed: np.ndarray | None,
     timing: BoundTiming | None,
     counted: np.ndarray | None,
 ) -> Side:
+    """One pool; `placed` is the rank of each request, None where the run decides."""
+    count = workers * role.dp_size
+    one_rank = np.zeros(len(workload), np.int32)
+    if count == 1:
+        placed = one_rank
     limit, reason, longest = lower.output_limits(workload, role.rank)
     params, factors = lower.params_of(role, longest, "lru", timing)
     rank = set_role(role, params, factors)
@@ -167,15 +202,15 @@ def _side(
     if rank.emit_kv_events:
         # Every block that an event may name has an identity.
         params[layout.SINGLE_COPIES] = params[layout.PREFIX_CACHING]
-    nowhere = np.zeros(len(workload), np.int32)
-    paths = lower.paths_of(workload, rank, longest, order, nowhere, 1)
+    known, known_ranks = (one_rank, 1) if placed is None else (placed, count)
+    paths = lower.paths_of(workload, rank, longest, order, known, known_ranks)
     params[layout.BLOCKS_PER_NODE] = paths.blocks_per_node[0]
-    ranks = lower.ranks_of(workers * role.dp_size, params, factors)
+    ranks = lower.ranks_of(count, params, factors)
     requests = lower.requests_of(workload, limit, reason, paths, order, counted)
     if rank.emit_kv_events:
         lower.checked_rows(int(lower.blocks_of_sequences(requests, params).sum()))
     requests.state[layout.RANK] = layout.NONE
-    starts = np.arange(len(ranks.fields) + 1) * len(workload)
+    starts = np.arange(count + 1) * len(workload) if placed is None else paths.starts
     no_servers = np.zeros((workers, 0))
     table = np.zeros((2, 1), np.int64)
     if role.backend == "sglang":
@@ -191,14 +226,14 @@ def _side(
         planned = np.diff(workload.output_offsets) > 0
         requests.state[layout.LONER] = lower.in_order(planned, order)
     ranks = ranks._replace(lists=lower.place_lists(ranks, starts))
-    instances = np.zeros(1, np.int64)
-    anywhere = ranks._replace(fields=ranks.fields[:1])
+    instances = np.zeros(known_ranks, np.int64)
+    analysed = ranks._replace(fields=ranks.fields[:known_ranks])
     contents = np.zeros(0, np.int32)
-    rows = int(aggregated.prepare(anywhere, requests, paths, instances, contents))
-    if len(ranks.fields) == 1:
-        copies = lower.place_copies(ranks, instances)
-    else:
+    rows = int(aggregated.prepare(analysed, requests, paths, instances, contents))
+    if placed is None:
         table, copies, rows = _rows_by_rank(ranks, requests, rows)
+    else:
+        copies = lower.place_copies(ranks, instances)
     prompt_blocks = requests.state[layout.ISL] // params[layout.BLOCK_SIZE]
     pools = lower.pools_of(copies, rows, contents, prompt_blocks, paths)
     return Side(ranks, lower.workers_of(workers), requests, pools, None, table, no_servers)
@@ -249,11 +284,8 @@ def handoff_of(
     workers = len(prefill.workers.state) + len(decode.workers.state)
     ranks = len(prefill.ranks.fields) + len(decode.ranks.fields)
     requests = np.zeros((kernel.HANDOFF_REQUEST, n), np.int32)
-    pin = lower.in_order(workload.dp_rank, order)
-    own_pin = lower.in_order(workload.prefill_dp_rank, order)
     requests[kernel.ORDINAL] = requests[kernel.BY_ORDINAL] = np.arange(n)
-    requests[kernel.DESTINATION_PIN] = pin
-    requests[kernel.SOURCE_PIN] = np.where(own_pin < 0, pin, own_pin)
+    requests[kernel.SOURCE_PIN], requests[kernel.DESTINATION_PIN] = _pins(workload, order)
     lists = np.zeros((kernel.LISTS, max(ranks, workers)), np.int64)
     lists[kernel.FIRST_DEFERRED] = layout.NONE
     time = np.zeros(kernel.HANDOFF_TIME)
