@@ -81,7 +81,7 @@ class Side(NamedTuple):
     requests: Requests
     pools: Pools | Forest
     scratch: Scratch
-    rows: np.ndarray | Seats  # int64 [2, ...]: index rows by rank and content (placing.py); of
+    rows: np.ndarray | Seats  # int64 [..., 2]: index rows by rank and content (placing.py); of
     # requests that wait for others, what they are given when they are placed (seating.py)
     servers: np.ndarray  # float64 [workers, servers]: when each tokenizer is free
 

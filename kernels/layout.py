@@ -247,8 +247,9 @@ WORKER_TIME = 16
     FAMILY,  # itself; where prompts grow from turn to turn, the first turn of its session
     # A destination only:
     ORDER,  # when its blocks were asked for, among all requests
-) = (np.int64(k) for k in range(31))
-REQUEST_STATE = 31
+    SHAREABLE,  # what SHARED may grow to when others with its content come to its rank (placing.py)
+) = (np.int64(k) for k in range(32))
+REQUEST_STATE = 32
 
 RELEASED, ARRIVAL, FIRST_ADMIT, FIRST_TOKEN, SECOND_TOKEN, LAST_TOKEN, TERMINAL = (
     np.int64(k) for k in range(7)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 
 from vecsim import lower
@@ -203,7 +204,10 @@ def _side(
         # Every block that an event may name has an identity.
         params[layout.SINGLE_COPIES] = params[layout.PREFIX_CACHING]
     known, known_ranks = (one_rank, 1) if placed is None else (placed, count)
-    paths = lower.paths_of(workload, rank, longest, order, known, known_ranks)
+    named = rank
+    if not params[layout.PREFIX_CACHING]:
+        named = msgspec.structs.replace(rank, enable_prefix_caching=False)
+    paths = lower.paths_of(workload, named, longest, order, known, known_ranks)
     params[layout.BLOCKS_PER_NODE] = paths.blocks_per_node[0]
     ranks = lower.ranks_of(count, params, factors)
     requests = lower.requests_of(workload, limit, reason, paths, order, counted)
@@ -212,7 +216,7 @@ def _side(
     requests.state[layout.RANK] = layout.NONE
     starts = np.arange(count + 1) * len(workload) if placed is None else paths.starts
     no_servers = np.zeros((workers, 0))
-    table = np.zeros((2, 1), np.int64)
+    table = np.zeros((1, 2), np.int64)
     if role.backend == "sglang":
         requests.state[layout.SHARED] = paths.covered
         requests = requests._replace(path_rows=paths.nodes)
@@ -263,17 +267,24 @@ def set_role(role: Role, params: np.ndarray, factors: np.ndarray):
 def _rows_by_rank(ranks: Ranks, requests: Requests, rows: int) -> tuple[np.ndarray, int, int]:
     """(table of `placing.place_blocks`, copies of all ranks together, rows of the index)."""
     fields, state = ranks.fields, requests.state
-    per_node = fields[0, layout.BLOCKS_PER_NODE]
+    per_node = int(fields[0, layout.BLOCKS_PER_NODE])
+    state[layout.SHAREABLE] = state[layout.SHARED]
     shared = state[layout.SHARED].astype(np.int64)
     entries = int((-(-np.minimum(shared, state[layout.OWN_FROM]) // per_node)).sum())
-    spare = placing.SPARE_COPIES if fields[0, layout.SINGLE_COPIES] else np.int64(1)
+    if fields[0, layout.SINGLE_COPIES]:
+        spare = placing.SPARE_COPIES
+        first, rows = rows, rows + entries * per_node
+    else:
+        # A row has two requests at least.
+        spare = 1
+        first, rows = 0, entries // 2 * per_node
+        state[layout.SHARED] = 0
     copies = int(min(shared.sum() * spare, fields[:, layout.NUM_BLOCKS].sum(dtype=np.float64)))
     fields[:, layout.FIRST_RUN] = copies
-    slots = 1 << max(2 * entries, 1).bit_length()
-    table = np.full((2, slots + 1), -1, np.int64)
-    table[placing.KEY, slots] = 0
-    table[placing.FIRST_ROW, slots] = rows
-    return table, copies, rows + entries * int(per_node)
+    slots = 1 << (entries + entries // 2).bit_length()
+    table = np.full((slots + 1, 2), -1, np.int64)
+    table[slots] = 0, first
+    return table, copies, rows
 
 
 def handoff_of(
