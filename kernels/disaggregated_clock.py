@@ -92,10 +92,12 @@ from vecsim.kernels.layout import (
     STEP,
     STRETCH,
     TERMINALS,
+    WALKED,
+    WALKED_PASSES,
 )
 from vecsim.kernels.placement import enqueue, tokenized_at
 from vecsim.kernels.records import end_request
-from vecsim.kernels.stretch import LOOKS_AHEAD, OBSERVES, walk_stretch
+from vecsim.kernels.stretch import cut_ahead, drop_ahead, is_last_ahead, look_ahead, observe_ahead
 from vecsim.kernels.tournament import first_leaf, set_leaf
 from vecsim.kernels.worker import WorkerKernels
 
@@ -190,18 +192,7 @@ def bind(
         ended = w[LAST_ENDED]
         if w[PENDING] == STRETCH:
             passes = w[PENDING_PASSES]
-            walk_stretch(
-                side.ranks,
-                side.workers,
-                side.requests,
-                side.scratch,
-                worker,
-                dp_size,
-                passes,
-                np.inf,
-                np.inf,
-                OBSERVES,
-            )
+            observe_ahead(side.ranks, side.workers, side.requests, side.scratch, worker, dp_size)
             code = close_stretch(
                 side.ranks,
                 side.workers,
@@ -236,6 +227,27 @@ def bind(
         return code
 
     @inner
+    def goes_on(decode, worker):
+        """Whether a decode worker, or a negative number, is in a stretch that is not known to its
+        end."""
+        if worker < 0:
+            return False
+        w = decode.workers.state[worker]
+        return w[PENDING] == STRETCH and not is_last_ahead(w)
+
+    @inner
+    def walk_on(decode, handoff, leaf, sources):
+        """Record the passes of a stretch up to the end that stands in `handoff.passes`, and look
+        further ahead."""
+        worker = leaf - sources
+        dp_size = dp_size_of(decode)
+        observe_ahead(
+            decode.ranks, decode.workers, decode.requests, decode.scratch, worker, dp_size
+        )
+        look_ahead(decode.ranks, decode.workers, decode.scratch, worker, dp_size)
+        set_leaf(handoff.passes, leaf, decode.workers.time[worker, PASS_END])
+
+    @inner
     def complete_due(prefill, decode, handoff):
         """Apply all passes that end now, prefill before decode, by worker id."""
         sources = np.int64(len(prefill.workers.state))
@@ -244,6 +256,9 @@ def bind(
             if code != DONE:
                 return code
             worker = first_leaf(handoff.passes)
+            if goes_on(decode, worker - sources):
+                walk_on(decode, handoff, worker, sources)
+                continue
             set_leaf(handoff.passes, worker, np.inf)
             wake(handoff, worker)
             if worker >= sources:
@@ -266,18 +281,7 @@ def bind(
         if handoff.state[ROUND] > 0:
             # It was driven in an earlier round: a pass that starts now is under way.
             due = np.nextafter(now, np.inf)
-        w[PENDING_PASSES] = walk_stretch(
-            decode.ranks,
-            decode.workers,
-            decode.requests,
-            decode.scratch,
-            worker,
-            dp_size_of(decode),
-            w[PENDING_PASSES],
-            due,
-            np.inf,
-            LOOKS_AHEAD,
-        )
+        cut_ahead(decode.workers, worker, due)
         end = decode.workers.time[worker, PASS_END]
         if end > now:
             set_leaf(handoff.passes, sources + worker, end)
@@ -486,19 +490,9 @@ def bind(
             if w[PENDING] == STRETCH:
                 if somebody_is_due(side, worker, dp_size):
                     w[PENDING_PASSES] = 1
-                w[PENDING_PASSES] = walk_stretch(
-                    side.ranks,
-                    side.workers,
-                    side.requests,
-                    side.scratch,
-                    worker,
-                    dp_size,
-                    w[PENDING_PASSES],
-                    np.inf,
-                    np.inf,
-                    LOOKS_AHEAD,
-                )
-                if w[PENDING_PASSES] < 0:
+                w[WALKED_PASSES] = 0
+                side.workers.time[worker, WALKED] = now
+                if look_ahead(side.ranks, side.workers, side.scratch, worker, dp_size) == 0:
                     return BAD_PRICE
             end = side.workers.time[worker, PASS_END]
             nothing = w[PENDING] == ONE_PASS and end == now
@@ -634,18 +628,16 @@ def bind(
             code = room_for_commands(prefill, decode)
             if code != DONE:
                 return code
-            passes = walk_stretch(
+            drop_ahead(decode.workers, worker, handoff.time[HORIZON])
+            observe_ahead(
                 decode.ranks,
                 decode.workers,
                 decode.requests,
                 decode.scratch,
                 np.int64(worker),
                 dp_size,
-                w[PENDING_PASSES],
-                np.inf,
-                handoff.time[HORIZON],
-                OBSERVES,
             )
+            passes = w[WALKED_PASSES]
             if passes > 0:
                 close_stretch(
                     decode.ranks,
@@ -660,6 +652,19 @@ def bind(
         return DONE
 
     @inner
+    def next_instant(prefill, decode, handoff):
+        """When something happens next. Nothing does where a stretch merely has to be walked on."""
+        sources = np.int64(len(prefill.workers.state))
+        other = min(handoff.transfers[1], next_release(prefill, handoff))
+        latest = min(other, handoff.time[HORIZON])
+        while handoff.passes[1] <= latest and handoff.passes[1] < np.inf:
+            leaf = first_leaf(handoff.passes)
+            if not goes_on(decode, leaf - sources):
+                break
+            walk_on(decode, handoff, leaf, sources)
+        return min(handoff.passes[1], other)
+
+    @inner
     def run_clock(prefill, decode, handoff):
         """The outer loop: settle the present instant, then jump to the next one.
 
@@ -671,8 +676,7 @@ def bind(
             code = settle_instant(prefill, decode, handoff)
             if code != DONE:
                 return code
-            following = min(handoff.passes[1], handoff.transfers[1])
-            following = min(following, next_release(prefill, handoff))
+            following = next_instant(prefill, decode, handoff)
             if following == np.inf:
                 if settle_deadlock(prefill, handoff, np.int64(0)):
                     continue

@@ -188,9 +188,12 @@ RANK_FIELDS = PARAMS + 51
     FRUITLESS,
     PREFILL_LEFT,  # passes for which prefills are put off (prefill_decode_interval)
     LAST_ENDED,  # the request that ended last; its NEXT is the one before
-    ASIDE,  # its last pass had no effect (prefill/decode fleets)
-) = (np.int64(k) for k in range(9))
-WORKER_STATE = 9
+    # Prefill/decode fleets only:
+    ASIDE,  # its last pass had no effect
+    WALKED_PASSES,  # passes of the stretch in flight that are settled as far as observers go
+    AHEAD,  # passes after those whose ends are known (stretch.py)
+) = (np.int64(k) for k in range(11))
+WORKER_STATE = 11
 NO_PASS, ONE_PASS, STRETCH = (np.int64(k) for k in range(3))
 
 (
@@ -209,8 +212,10 @@ NO_PASS, ONE_PASS, STRETCH = (np.int64(k) for k in range(3))
     RATE_SHIFT,
     RATE_SUM,
     RATE_SQUARES,
-) = (np.int64(k) for k in range(15))
+    WALKED,  # prefill/decode fleets: the end of WALKED_PASSES
+) = (np.int64(k) for k in range(16))
 WORKER_TIME = 16
+"""In prefill/decode fleets CHUNK columns follow: the ends of the AHEAD passes."""
 
 # --- requests: int32 [REQUEST_STATE, n], float64 [REQUEST_TIME, n]; n in arrival order ------------
 (

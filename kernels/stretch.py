@@ -2,6 +2,10 @@
 
 The clock of a stretch is that of pass-by-pass stepping, addition for addition; what it does to
 blocks and requests is settled once, at its end, by the scheduler of the rank.
+
+`walk_stretch` walks a whole one. A stretch in flight that anything may cut short is walked chunk by
+chunk instead, as time goes by: `look_ahead` finds the ends of the next passes, and keeps them with
+the worker; `observe_ahead` records them once they have come.
 """
 
 from __future__ import annotations
@@ -10,6 +14,7 @@ import numpy as np
 
 from vecsim.kernels.jit import inner
 from vecsim.kernels.layout import (
+    AHEAD,
     BLOCK_SIZE,
     CHUNK,
     CLOCK,
@@ -27,7 +32,11 @@ from vecsim.kernels.layout import (
     NUM_BLOCKS,
     PARTICIPATES,
     PASS_END,
+    PENDING_PASSES,
     TICK,
+    WALKED,
+    WALKED_PASSES,
+    WORKER_TIME,
 )
 from vecsim.kernels.observe import count_gaps
 from vecsim.kernels.records import mark_second_tokens
@@ -162,3 +171,81 @@ def walk_stretch(
             break
     times[PASS_END] = end
     return done
+
+
+@inner
+def look_ahead(ranks, workers, scratch, worker, dp_size):
+    """Find the ends of the passes after those walked, one chunk at most; PASS_END is the last.
+
+    PENDING_PASSES becomes smaller before a bad price, and where time stands still at the end of the
+    chunk. Returns how many ends there are.
+    """
+    w = workers.state[worker]
+    times = workers.time[worker]
+    end = times[WALKED]
+    wanted = min(np.int64(CHUNK), w[PENDING_PASSES] - w[WALKED_PASSES])
+    count = price_chunk(ranks, scratch, worker * dp_size, dp_size, w[WALKED_PASSES], wanted)
+    before = end
+    for k in range(count):
+        before = end
+        end += scratch.chunk[DURATIONS, k]
+        times[WORKER_TIME + k] = end
+    if count < wanted or end == before:
+        w[PENDING_PASSES] = w[WALKED_PASSES] + count
+    w[AHEAD] = count
+    times[PASS_END] = end
+    return count
+
+
+@inner
+def is_last_ahead(w):
+    """Whether the stretch in flight is known to its end."""
+    return w[WALKED_PASSES] + w[AHEAD] == w[PENDING_PASSES]
+
+
+@inner
+def cut_ahead(workers, worker, due):
+    """Let the stretch in flight end with the first pass that ends at or after `due`, a time that
+    has not gone by."""
+    w = workers.state[worker]
+    times = workers.time[worker]
+    if w[WALKED_PASSES] > 0 and times[WALKED] >= due:
+        w[AHEAD] = 0
+        times[PASS_END] = times[WALKED]
+    else:
+        k = np.int64(0)
+        while k < w[AHEAD] - 1 and times[WORKER_TIME + k] < due:
+            k += 1
+        w[AHEAD] = k + 1
+        times[PASS_END] = times[WORKER_TIME + k]
+    w[PENDING_PASSES] = w[WALKED_PASSES] + w[AHEAD]
+
+
+@inner
+def drop_ahead(workers, worker, until):
+    """Forget the passes of the stretch in flight that end after `until`."""
+    w = workers.state[worker]
+    times = workers.time[worker]
+    while w[AHEAD] > 0 and times[PASS_END] > until:
+        w[AHEAD] -= 1
+        times[PASS_END] = times[WALKED]
+        if w[AHEAD] > 0:
+            times[PASS_END] = times[WORKER_TIME + w[AHEAD] - 1]
+
+
+@inner
+def observe_ahead(ranks, workers, requests, scratch, worker, dp_size):
+    """Record the passes whose ends are known: they are walked now."""
+    w = workers.state[worker]
+    times = workers.time[worker]
+    count = w[AHEAD]
+    if count == 0:
+        return
+    for k in range(count):
+        scratch.chunk[ENDS, k] = times[WORKER_TIME + k]
+    first = worker * dp_size
+    done = w[WALKED_PASSES]
+    observe_chunk(ranks, times, requests, scratch, first, dp_size, done, count, times[WALKED])
+    w[WALKED_PASSES] += count
+    w[AHEAD] = 0
+    times[WALKED] = times[PASS_END]

@@ -424,10 +424,11 @@ def ranks_of(count: int, params: np.ndarray, factors: np.ndarray) -> Ranks:
     return Ranks(fields, np.tile(factors, (count, 1)), np.zeros(0, np.int32))
 
 
-def workers_of(workers: int) -> Workers:
+def workers_of(workers: int, ahead: int = 0) -> Workers:
+    """Idle workers; `ahead`: passes of a stretch in flight whose ends each can keep."""
     state = np.zeros((workers, layout.WORKER_STATE), np.int64)
     state[:, layout.LAST_ENDED] = layout.NONE
-    return Workers(state, np.zeros((workers, layout.WORKER_TIME)))
+    return Workers(state, np.zeros((workers, layout.WORKER_TIME + ahead)))
 
 
 def paths_of(

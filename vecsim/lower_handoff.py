@@ -224,8 +224,8 @@ def _side(
         # A command between two passes takes some nodes as well.
         ranks.fields[:, layout.TREE_ROOM] += _NODES_A_COMMAND
         forest = lower.grown_forest(forest, ranks)
-        workers = lower.workers_of(workers)
-        return Side(ranks, workers, requests, forest, None, table, no_servers)
+        idle = lower.workers_of(workers, layout.CHUNK)
+        return Side(ranks, idle, requests, forest, None, table, no_servers)
     if rank.enable_prefix_caching and workload.output_offsets is not None:
         planned = np.diff(workload.output_offsets) > 0
         requests.state[layout.LONER] = lower.in_order(planned, order)
@@ -240,7 +240,9 @@ def _side(
         copies = lower.place_copies(ranks, instances)
     prompt_blocks = requests.state[layout.ISL] // params[layout.BLOCK_SIZE]
     pools = lower.pools_of(copies, rows, contents, prompt_blocks, paths)
-    return Side(ranks, lower.workers_of(workers), requests, pools, None, table, no_servers)
+    return Side(
+        ranks, lower.workers_of(workers, layout.CHUNK), requests, pools, None, table, no_servers
+    )
 
 
 def set_role(role: Role, params: np.ndarray, factors: np.ndarray):

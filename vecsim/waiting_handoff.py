@@ -118,4 +118,6 @@ def _side(
     starts = np.arange(len(ranks.fields) + 1) * len(workload)
     ranks = ranks._replace(lists=lower.place_lists(ranks, starts))
     no_servers = np.zeros((workers, 0))
-    return Side(ranks, lower.workers_of(workers), requests, pools, None, seats, no_servers)
+    return Side(
+        ranks, lower.workers_of(workers, layout.CHUNK), requests, pools, None, seats, no_servers
+    )
