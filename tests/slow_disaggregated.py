@@ -174,7 +174,7 @@ class Fleet:
             if not times:
                 if not self._settle_deadlock():
                     return
-                self._drain()
+                self._drain(settled=True)
                 continue
             if self.limit_ms is not None and min(times) > self.limit_ms:
                 return
@@ -189,10 +189,12 @@ class Fleet:
             return [self.queue[self.taken].authored_ms]
         return []
 
-    def _drain(self) -> None:
+    def _drain(self, settled: bool = False) -> None:
+        """All rounds of an instant; the end of a deadlock counts as a change in the first."""
         changed = True
         while changed:
-            changed = self._deliver_tokenized()
+            changed = self._deliver_tokenized() or settled
+            settled = False
             for pool in self.pools:
                 for w in pool.workers:
                     w.set_aside = False
