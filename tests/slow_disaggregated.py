@@ -390,7 +390,7 @@ class Fleet:
         if w.group is not None:
             w.group.close([p for _, p in w.flight])
         for _, p in w.flight:
-            self.settled += p.requeued + (p.waits and w.end_ms == self.now)
+            self.settled += p.requeued + (p.waits and w.end_ms == self.now and not effect)
             for q in reversed(p.settled):
                 self._settle(self.handoffs[q.index], pool, *q.verdict)
         return effect
