@@ -1,9 +1,9 @@
 """Slow and plain: prefill and decode ranks of SGLang, on top of `slow_sglang`.
 
-A prefill rank produces one hidden token and then holds the pages of the request until they are
-released; only then does what it computed enter the tree. A decode rank reserves pages for
-destinations, first come, first served, and runs the activated ones before anything it would have to
-prefill itself.
+A prefill rank produces one hidden token and then holds the pages of the request, by then in the
+tree, until they are released. A decode rank reserves pages for destinations, first come, first
+served, and runs the activated ones before anything it would have to prefill itself; a prompt enters
+its tree when the request is admitted.
 """
 
 from __future__ import annotations
@@ -44,7 +44,6 @@ class SglangDestination(Rank):
         self.pending: list[Request] = []
         self.reserved: list[Request] = []
         self.ready: list[Request] = []
-        self.generation = 0  # counts what may have made room; a refused head waits for the next one
 
     def has_work(self) -> bool:
         return bool(self.ready) or super().has_work()
@@ -66,18 +65,16 @@ class SglangDestination(Rank):
         if self.max_model_len is not None:
             q.max_out = min(q.osl, max(0, self.max_model_len - q.isl))
         q.node = self.tree.root
-        q.refused_at = None
         self.pending.append(q)
 
     def retry(self) -> Request | None:
-        """One attempt to reserve the first destination."""
-        if not self.pending:
+        """One attempt to reserve the first destination.
+
+        The reference spares itself attempts after which nothing changed: nobody can tell.
+        """
+        if not self.pending or not self._reserve(self.pending[0]):
             return None
-        q = self.pending[0]
-        if q.refused_at == self.generation or not self._reserve(q):
-            q.refused_at = self.generation
-            return None
-        self.pending.pop(0)
+        q = self.pending.pop(0)
         self.reserved.append(q)
         return q
 
@@ -104,7 +101,6 @@ class SglangDestination(Rank):
         self.ready.append(q)
 
     def cancel_destination(self, q: Request) -> None:
-        self.generation += 1
         if q in self.pending:
             self.pending.remove(q)
         elif q in self.reserved:
@@ -114,17 +110,11 @@ class SglangDestination(Rank):
     def release(self, q: Request) -> None:
         self._give_up(q)
 
-    def _finish(self, q: Request) -> None:
-        super()._finish(q)
-        self.generation += 1
-
     # the pass
 
     def start(self, now: float, step: int) -> Pass:
         self.now = now
-        p = super().start(now, step)
-        self.generation += len(p.settled) + p.requeued
-        return p
+        return super().start(now, step)
 
     def _reject(self, p: Pass) -> None:
         super()._reject(p)
@@ -133,7 +123,6 @@ class SglangDestination(Rank):
             q.admissions.append((self.now, 0))
             p.admitted.append(q)
             self._cache(q)
-            self.generation += 1
             self.running.append(q)
 
     def _form_batch(self, p: Pass, now: float) -> list[tuple[Request, int]]:
@@ -145,7 +134,6 @@ class SglangDestination(Rank):
         self.parked: list[Request] = []
         finished, retracted, estimate = super()._decode(p, now)
         self.running = self.parked or self.running
-        self.generation += estimate is not None
         return self.empty + finished, retracted, estimate
 
     def _settle_runner(self, p: Pass) -> None:
