@@ -504,12 +504,13 @@ def bind(
                 reserved = False
                 if not is_source:
                     for r in range(worker * dp_size, (worker + 1) * dp_size):
-                        if side.ranks.fields[r, PARTICIPATES] != 0:
-                            try_in_vain(side.ranks.factors[r])
                         reserved |= retry(side, handoff, np.int64(r))
                 if reserved:
                     w[ASIDE] = 0
                     continue
+                for r in range(worker * dp_size, (worker + 1) * dp_size):
+                    if side.ranks.fields[r, PARTICIPATES] != 0:
+                        try_in_vain(side.ranks.factors[r])
             if w[PENDING] == NO_PASS:
                 if is_source:
                     due = next_arrival(side, worker, dp_size, now)
