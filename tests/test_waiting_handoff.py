@@ -8,7 +8,7 @@ import vecsim
 from tests.trace_text import AGENTIC_HEADER, agentic, line, write
 from vecsim.kernels.jit import DISABLED
 
-BACKENDS = ("vllm", "trtllm")
+BACKENDS = ("vllm", "trtllm", "sglang")
 
 
 def fleet(backend: str = "vllm", workers: int = 1, dp_size: int = 1, **rank) -> dict:
@@ -33,7 +33,8 @@ def conversations(**more) -> vecsim.Workload:
     )
 
 
-def test_a_lane_does_not_wait_for_held_blocks(tmp_path) -> None:
+@pytest.mark.parametrize("backend", ["vllm", "sglang"])
+def test_a_lane_does_not_wait_for_held_blocks(backend, tmp_path) -> None:
     """Two lanes; the source of "a" is held by a pass until 200, its play ends at 115. The
     reference's times."""
     whole = {"input_length": 16, "output_length": 1}
@@ -52,7 +53,7 @@ def test_a_lane_does_not_wait_for_held_blocks(tmp_path) -> None:
         "execution_model": "m",
         "agentic_lanes": 2,
     }
-    result = vecsim.replay({"spec": {"version": 1, **fleet()}, "traffic": traffic})
+    result = vecsim.replay({"spec": {"version": 1, **fleet(backend)}, "traffic": traffic})
     got = result.requests
     assert got["arrival_time_ms"].to_list() == [0.0, 0.0, 40.0, 115.0]
     assert got["terminal_time_ms"].to_list() == [115.0, 115.0, 215.0, 315.0]
@@ -71,14 +72,32 @@ def test_grown_prompts_are_found_in_the_prefill_pool(backend) -> None:
     assert got["arrival_time_ms"].to_list() == [0.0, *got["terminal_time_ms"][:-1]]
 
 
-def test_a_rejected_turn_counts_as_ended() -> None:
-    got = vecsim.replay(fleet(max_model_len=100), workload=conversations()).requests
-    assert got["terminal_status"].to_list() == ["completed", "completed", "rejected"] * 12
+@pytest.mark.parametrize(
+    ("backend", "refused"), [("vllm", "rejected"), ("trtllm", "rejected"), ("sglang", "failed")]
+)
+def test_a_prompt_that_grew_too_long_is_refused_where_it_comes_first(backend, refused) -> None:
+    """By the prefill pool, or by a destination that is asked for before there is a prompt."""
+    got = vecsim.replay(fleet(backend, max_model_len=100), workload=conversations()).requests
+    assert got["terminal_status"].to_list() == ["completed", "completed", refused] * 12
     assert got["arrival_time_ms"][2] == got["terminal_time_ms"][1]
 
 
-def test_a_refused_destination_ends_its_session() -> None:
-    spec = fleet()
+def test_a_turn_that_the_prefill_pool_rejects_counts_as_ended() -> None:
+    """Its destination has blocks by then, and its session goes on when they are given back."""
+    spec = fleet("sglang")
+    rank = spec["engine"]["rank"]
+    spec["engine"]["prefill"] = {"rank": {**rank, "max_model_len": 60}, "dp_size": 1}
+    got = vecsim.replay(spec, workload=conversations(concurrency=1)).requests
+    assert got["terminal_status"].to_list() == ["completed", "rejected", "rejected"] * 12
+    assert got["input_length"].to_list() == [40, 89, 129] * 12
+    assert got["arrival_time_ms"].to_list() == [0.0, *got["terminal_time_ms"][:-1]]
+    assert got["source_released_ms"].null_count() == 24
+    assert got["decode_worker_id"].null_count() == 0
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_refused_destination_ends_its_session(backend) -> None:
+    spec = fleet(backend)
     rank = spec["engine"]["rank"]
     spec["engine"]["decode"] = {"rank": {**rank, "num_gpu_blocks": 5}, "dp_size": 1}
     got = vecsim.replay(spec, workload=conversations(concurrency=2)).requests
@@ -87,8 +106,8 @@ def test_a_refused_destination_ends_its_session() -> None:
 
 
 @pytest.mark.skipif(DISABLED, reason="kernels are not compiled")
-def test_the_entry_point_has_one_signature(tmp_path) -> None:
-    from vecsim.kernels import disaggregated_waiting
+def test_every_entry_point_has_one_signature(tmp_path) -> None:
+    from vecsim.kernels import disaggregated_sglang_waiting, disaggregated_waiting
 
     text = "".join(line(session_id="s", timestamp=None, output_length=0) for _ in range(2))
     full = vecsim.read_trace(write(tmp_path, text))
@@ -102,5 +121,6 @@ def test_the_entry_point_has_one_signature(tmp_path) -> None:
                 vecsim.replay(spec, workload=workload)
                 spec["tokenization"] = {"workers": 1, "base_ms": 1, "per_input_token_ms": 0}
                 vecsim.replay(spec, workload=workload)
-    vecsim.replay(fleet(workers=2, dp_size=2), workload=full)
-    assert len(disaggregated_waiting.run_disaggregated.signatures) == 1
+            vecsim.replay(fleet(backend, workers=2, dp_size=2), workload=workload)
+    for entries in (disaggregated_waiting, disaggregated_sglang_waiting):
+        assert len(entries.run_disaggregated.signatures) == 1, entries

@@ -20,7 +20,7 @@ from vecsim.descriptors import DisaggregatedTopology, Tokenization
 from vecsim.kernels import aggregated, disaggregated, layout, placing
 from vecsim.kernels import handoff as kernel
 from vecsim.kernels.handoff import Handoff, Side
-from vecsim.kernels.layout import Ranks, Requests
+from vecsim.kernels.layout import Forest, Ranks, Requests
 from vecsim.roles import Role
 from vecsim.simulation import new_scratch
 from vecsim.timing import BoundTiming
@@ -220,10 +220,7 @@ def _side(
     if role.backend == "sglang":
         requests.state[layout.SHARED] = paths.covered
         requests = requests._replace(path_rows=paths.nodes)
-        ranks, forest = lower.sglang_rooms(ranks, starts)
-        # A command between two passes takes some nodes as well.
-        ranks.fields[:, layout.TREE_ROOM] += _NODES_A_COMMAND
-        forest = lower.grown_forest(forest, ranks)
+        ranks, forest = sglang_trees(ranks, starts)
         idle = lower.workers_of(workers, layout.CHUNK)
         return Side(ranks, idle, requests, forest, None, table, no_servers)
     if rank.enable_prefix_caching and workload.output_offsets is not None:
@@ -243,6 +240,13 @@ def _side(
     return Side(
         ranks, lower.workers_of(workers, layout.CHUNK), requests, pools, None, table, no_servers
     )
+
+
+def sglang_trees(ranks: Ranks, starts: np.ndarray) -> tuple[Ranks, Forest]:
+    """`lower.sglang_rooms`, where commands come between two passes and take some nodes as well."""
+    ranks, forest = lower.sglang_rooms(ranks, starts)
+    ranks.fields[:, layout.TREE_ROOM] += _NODES_A_COMMAND
+    return ranks, lower.grown_forest(forest, ranks)
 
 
 def set_role(role: Role, params: np.ndarray, factors: np.ndarray):

@@ -201,9 +201,6 @@ def _check_waits(payload: Payload, workload: Workload, roles: tuple[Role, ...]) 
     graph = workload.dependencies is not None
     if workload.sessions is None and not graph:
         return
-    if len(roles) > 1 and role.backend == "sglang":
-        waiting = "dependencies" if graph else "sessions"
-        raise NotSupportedYetError(f"workload.{waiting}", "in a prefill/decode fleet of SGLang")
     if role.rank.emit_kv_events:
         raise NotSupportedYetError("observe", "kv_events of requests that wait for others")
     spec = payload.spec

@@ -6,12 +6,14 @@ rows of the prefix index are decided in the kernels, when a request is released 
 
 from __future__ import annotations
 
+from types import ModuleType
+
 import numpy as np
 
 from vecsim import lower, waiting
 from vecsim.descriptors import DisaggregatedTopology, Tokenization
-from vecsim.kernels import disaggregated_waiting, layout
 from vecsim.kernels import handoff as kernel
+from vecsim.kernels import layout
 from vecsim.kernels.handoff import Side
 from vecsim.kernels.handoff_waiting import WaitingHandoff
 from vecsim.lower_handoff import (
@@ -21,6 +23,7 @@ from vecsim.lower_handoff import (
     set_role,
     set_tokenization,
     set_transfers,
+    sglang_trees,
 )
 from vecsim.roles import Role
 from vecsim.simulation import new_scratch
@@ -72,7 +75,18 @@ def lower_waiting_handoff(
     set_transfers(handoff, roles, topology)
     handoff.time[kernel.HORIZON] = horizon_ms
     prefill = set_tokenization(prefill, handoff, tokenization)
-    return HandoffState(prefill, decode, handoff, order, disaggregated_waiting)
+    return HandoffState(prefill, decode, handoff, order, _entries(roles))
+
+
+def _entries(roles: tuple[Role, Role]) -> ModuleType:
+    # Only the kernels that are needed: loading them takes a tenth of a second.
+    if roles[0].backend == "sglang":
+        from vecsim.kernels import disaggregated_sglang_waiting
+
+        return disaggregated_sglang_waiting
+    from vecsim.kernels import disaggregated_waiting
+
+    return disaggregated_waiting
 
 
 def _side(
@@ -109,15 +123,21 @@ def _side(
     state[layout.RANK] = layout.NONE
     if chains is not None:
         state[layout.FAMILY] = chains.first
+    starts = np.arange(len(ranks.fields) + 1) * len(workload)
+    no_servers = np.zeros((workers, 0))
+    if role.backend == "sglang":
+        covered = paths.covered if chains is None else paths.covered[chains.session]
+        state[layout.SHARED] = state[layout.OWN_FROM] = covered
+        requests = requests._replace(path_rows=paths.nodes)
+        ranks, forest = sglang_trees(ranks, starts)
+        idle = lower.workers_of(workers, layout.CHUNK)
+        return Side(ranks, idle, requests, forest, None, np.zeros((1, 2), np.int64), no_servers)
     if rank.enable_prefix_caching and own.output_offsets is not None:
         state[layout.LONER] = lower.in_order(np.diff(own.output_offsets) > 0, order)
     shared = waiting.shared_blocks(ranks, known, paths)
     state[layout.SHARED] = shared if chains is None else shared[chains.session]
     state[layout.OWN_FROM] = state[layout.SHARED]
     requests, pools, seats = waiting.vllm_rooms(ranks, requests, followed, chains, caching)
-    starts = np.arange(len(ranks.fields) + 1) * len(workload)
     ranks = ranks._replace(lists=lower.place_lists(ranks, starts))
-    no_servers = np.zeros((workers, 0))
-    return Side(
-        ranks, lower.workers_of(workers, layout.CHUNK), requests, pools, None, seats, no_servers
-    )
+    idle = lower.workers_of(workers, layout.CHUNK)
+    return Side(ranks, idle, requests, pools, None, seats, no_servers)

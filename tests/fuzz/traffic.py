@@ -40,7 +40,6 @@ KINDS = (
     "synthetic-session",
 )
 BACKENDS = ("vllm", "sglang", "trtllm")
-HANDOFF_BACKENDS = ("vllm", "trtllm")
 _WITHOUT = ("belady", "empty_prompt", "planned", "refused")
 
 
@@ -49,7 +48,7 @@ class Draw:
 
     def __init__(self, seed: int, disagg: bool = False) -> None:
         self.rng = random.Random(f"traffic {seed}")
-        backend = self.rng.choice(HANDOFF_BACKENDS if disagg else BACKENDS)
+        backend = self.rng.choice(BACKENDS)
         forced = () if backend == "vllm" else (backend,)
         forced += ("disagg",) if disagg else ()
         made = specs.make(seed, forced, (*_WITHOUT, "closed_loop", "sla"))

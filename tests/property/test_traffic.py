@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from tests import answers, slow_sessions
-from tests.fuzz.traffic import BACKENDS, FILE, HANDOFF_BACKENDS, KINDS, Draw
+from tests.fuzz.traffic import BACKENDS, FILE, KINDS, Draw
 from tests.slow_model import Endless
 from vecsim.errors import InputError
 from vecsim.replaying import replay
@@ -49,6 +49,6 @@ def test_equals_the_slow_model(disagg, tmp_path, monkeypatch) -> None:
     assert differing == {}
     assert set(kinds) == set(KINDS)
     assert min(kinds.values()) >= 10
-    assert set(backends) == set(HANDOFF_BACKENDS if disagg else BACKENDS)
+    assert set(backends) == set(BACKENDS)
     assert min(statuses[name] for name in ("completed", "rejected", "failed")) >= 5
     assert waited >= 150
