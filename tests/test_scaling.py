@@ -17,6 +17,8 @@ from vecsim.errors import InputError
 from vecsim.trace_info import describe, quantiles
 
 FLEET = {"topology": {"kind": "aggregated", "workers": {"initial_workers": 1}}, "requests": []}
+_POOLS = {name: {"initial_workers": 1} for name in ("prefill", "decode")}
+POOLS = {"topology": {"kind": "disaggregated", **_POOLS}, "requests": []}
 
 
 def read(folder, *rows: str, **options) -> vecsim.Workload:
@@ -135,15 +137,18 @@ def test_a_limit_cuts_sessions_after_a_turn(tmp_path) -> None:
 # --- windows of metrics ---------------------------------------------------------------------------
 
 
-def test_warm_up_and_cool_down_are_left_out_of_the_metrics() -> None:
+@pytest.mark.parametrize("fleet", [FLEET, POOLS], ids=["aggregated", "disaggregated"])
+@pytest.mark.parametrize("observe", [None, "kv_events"])
+def test_warm_up_and_cool_down_are_left_out_of_the_metrics(fleet, observe) -> None:
     workload = vecsim.synthesize(
         40,
         input_tokens=600,
         output_tokens=8,
         arrivals={"kind": "constant", "rate": 10.0},
     )
-    whole = vecsim.replay(FLEET, workload=workload)
-    part = vecsim.replay(FLEET, workload=workload, warmup_ms=1000.0, cooldown_ms=900.0)
+    whole = vecsim.replay(fleet, workload=workload)
+    windows = {"warmup_ms": 1000.0, "cooldown_ms": 900.0}
+    part = vecsim.replay(fleet, workload=workload, observe=observe, **windows)
     assert part.requests.equals(whole.requests)
     rows = whole.requests[10:31]
     report = part.report
@@ -157,7 +162,7 @@ def test_warm_up_and_cool_down_are_left_out_of_the_metrics() -> None:
     assert "excluded_requests" not in whole.report
     for bad in (-1.0, float("nan")):
         with pytest.raises(InputError, match="warmup_ms: got"):
-            vecsim.replay(FLEET, workload=workload, warmup_ms=bad)
+            vecsim.replay(fleet, workload=workload, warmup_ms=bad)
 
 
 # --- vecsim trace ---------------------------------------------------------------------------------

@@ -83,12 +83,13 @@ def restrict(outcome: Outcome, measured: Measured) -> Outcome:
 
 
 def _restrict(handoff: HandoffOutcome, measured: Measured, again: np.ndarray) -> HandoffOutcome:
-    columns = {name: getattr(handoff, name) for name in (own.name for own in fields(handoff))}
+    columns = {own.name: getattr(handoff, own.name) for own in fields(handoff)}
     kept = {
         name: column[again if name == "readmission_in_decode" else measured.rows]
         for name, column in columns.items()
+        if isinstance(column, np.ndarray)
     }
     for name in kept:
         if name.endswith("_ms"):
             kept[name] = kept[name] - measured.start_ms
-    return HandoffOutcome(**kept)
+    return replace(handoff, **kept)
