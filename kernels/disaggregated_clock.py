@@ -47,12 +47,21 @@ from vecsim.kernels.handoff import (
     HandoffRank,
 )
 from vecsim.kernels.handoff_arrivals import KNOWN_ARRIVALS, HandoffArrivals
-from vecsim.kernels.handoff_passes import count_idle_steps, has_effect, somebody_is_due
+from vecsim.kernels.handoff_passes import (
+    count_idle_ranks,
+    count_idle_steps,
+    count_idle_time,
+    count_to_the_end,
+    goes_on,
+    has_effect,
+    somebody_is_due,
+)
 from vecsim.kernels.handoff_queues import (
     act,
     act_deferred,
     defer,
     dp_size_of,
+    fail,
     next_arrival,
     next_rank,
     start_transfer,
@@ -64,11 +73,9 @@ from vecsim.kernels.layout import (
     ASIDE,
     BAD_PRICE,
     CAPACITY_VERSION,
-    CLOCK,
     DEADLOCK,
     DONE,
     DONE_HEAD,
-    FAILED,
     ISL,
     LAST_ENDED,
     NEXT,
@@ -85,7 +92,6 @@ from vecsim.kernels.layout import (
     QUEUE_HEAD,
     QUEUE_TAIL,
     RANK,
-    REASON,
     REFUSED_VERSION,
     ROLE,
     SOURCE,
@@ -96,8 +102,7 @@ from vecsim.kernels.layout import (
     WALKED_PASSES,
 )
 from vecsim.kernels.placement import enqueue, tokenized_at
-from vecsim.kernels.records import end_request
-from vecsim.kernels.stretch import cut_ahead, drop_ahead, is_last_ahead, look_ahead, observe_ahead
+from vecsim.kernels.stretch import cut_ahead, drop_ahead, look_ahead, observe_ahead
 from vecsim.kernels.tournament import first_leaf, set_leaf
 from vecsim.kernels.worker import WorkerKernels
 
@@ -126,7 +131,7 @@ def bind(
     def room_for_commands(prefill, decode):
         """DONE, or what has to grow before a pass ends or an action is executed: neither takes more
         room than a pass. Blocks, which sources that come first have, need no room but their own."""
-        if source_first:
+        if source_first and len(prefill.scratch.segments[0]) == 0:
             return DONE
         first = np.int64(0)
         dp_size = dp_size_of(prefill)
@@ -193,6 +198,7 @@ def bind(
         if w[PENDING] == STRETCH:
             passes = w[PENDING_PASSES]
             observe_ahead(side.ranks, side.workers, side.requests, side.scratch, worker, dp_size)
+            count_idle_ranks(side, worker, dp_size)
             code = close_stretch(
                 side.ranks,
                 side.workers,
@@ -204,6 +210,7 @@ def bind(
                 passes,
             )
         else:
+            count_idle_ranks(side, worker, dp_size)
             code = close_pass(
                 side.ranks,
                 side.workers,
@@ -225,15 +232,6 @@ def bind(
         if not is_source:
             note_ends(handoff, side.requests, w, before, ended)
         return code
-
-    @inner
-    def goes_on(decode, worker):
-        """Whether a decode worker, or a negative number, is in a stretch that is not known to its
-        end."""
-        if worker < 0:
-            return False
-        w = decode.workers.state[worker]
-        return w[PENDING] == STRETCH and not is_last_ahead(w)
 
     @inner
     def walk_on(decode, handoff, leaf, sources):
@@ -274,9 +272,11 @@ def bind(
     def is_idle(decode, handoff, worker, sources, first_rank):
         """Whether a decode worker has no pass in flight just now; ends its stretch where it may."""
         w = decode.workers.state[worker]
+        now = handoff.time[NOW]
+        if w[PENDING] == NO_PASS:
+            count_idle_time(decode, worker, now)
         if w[PENDING] != STRETCH:
             return w[PENDING] == NO_PASS
-        now = handoff.time[NOW]
         due = now
         if handoff.state[ROUND] > 0:
             # It was driven in an earlier round: a pass that starts now is under way.
@@ -360,12 +360,6 @@ def bind(
             note_end(handoff, decode.requests, q)
 
     @inner
-    def fail(side, handoff, q, worker, reason):
-        """A request ends without success."""
-        side.requests.state[REASON, q] = reason
-        end_request(side.requests, side.workers.state[worker], q, FAILED, handoff.time[NOW])
-
-    @inner
     def finish_transfer(prefill, decode, handoff, q):
         """The blocks are there: the destination may decode, the source may let go."""
         r = np.int64(decode.requests.state[RANK, q])
@@ -392,6 +386,7 @@ def bind(
             defer(handoff, r, kind, q)
             return
         if handoff.instants[HELD_AT, q] >= 0.0:
+            count_idle_time(prefill, worker, handoff.time[NOW])
             release_source(prefill.requests, prefill.pools, prefill.ranks.fields[r], q)
             wake(handoff, worker)
         if kind == RELEASE:
@@ -463,7 +458,7 @@ def bind(
         now = handoff.time[NOW]
         dp_size = dp_size_of(side)
         is_source = side.ranks.fields[0, ROLE] == SOURCE
-        side.workers.time[worker, CLOCK] = now
+        count_idle_time(side, worker, now)
         w[ASIDE] = 0
         while True:
             code = room_for_a_pass(side.ranks, side.pools, side.scratch, worker, dp_size)
@@ -597,6 +592,7 @@ def bind(
                 q = s[QUEUE_HEAD]
             if q < 0:
                 continue
+            count_idle_time(side, worker, handoff.time[NOW])
             if pending:
                 s[QUEUE_HEAD] = side.requests.state[NEXT, q]
                 s[REFUSED_VERSION] = NONE
@@ -618,9 +614,9 @@ def bind(
 
     # --- the outer loop ---------------------------------------------------------------------------
     @inner
-    def cut_at_horizon(prefill, decode, handoff):
-        """Settle the passes of stretches in flight that end by the horizon. Returns DONE, or what
-        has to grow first."""
+    def end_at_horizon(prefill, decode, handoff):
+        """Settle the passes of stretches in flight that end by the horizon, and what idle workers
+        keep until then. Returns DONE, or what has to grow first."""
         dp_size = dp_size_of(decode)
         for worker in range(len(decode.workers.state)):
             w = decode.workers.state[worker]
@@ -640,6 +636,7 @@ def bind(
             )
             passes = w[WALKED_PASSES]
             if passes > 0:
+                count_idle_ranks(decode, np.int64(worker), dp_size)
                 close_stretch(
                     decode.ranks,
                     decode.workers,
@@ -650,6 +647,8 @@ def bind(
                     dp_size,
                     passes,
                 )
+                w[PENDING] = ONE_PASS  # the next one is under way
+        count_to_the_end(prefill, decode, handoff.time[NOW])
         return DONE
 
     @inner
@@ -684,9 +683,8 @@ def bind(
                 sources = np.int64(len(prefill.workers.state))
                 if settle_deadlock(decode, handoff, sources):
                     continue
-                return DONE
-            if following > handoff.time[HORIZON]:
-                return cut_at_horizon(prefill, decode, handoff)
+            if following == np.inf or following > handoff.time[HORIZON]:
+                return end_at_horizon(prefill, decode, handoff)
             handoff.time[NOW] = following
             h[ROUND] = 0
         return PAUSED

@@ -10,13 +10,24 @@ from vecsim.kernels.jit import inner
 from vecsim.kernels.layout import (
     ASIDE,
     CAPACITY_VERSION,
+    CLOCK,
     EFFECT,
+    FREE,
+    IDLE,
+    KV_BLOCK_MS,
+    NO_PASS,
+    NUM_BLOCKS,
     PARTICIPATES,
+    PASS_END,
+    PENDING,
     PREFILL_SCHEDULE_INTERVAL,
     QUEUE_HEAD,
     REFUSED_VERSION,
     STEP,
+    STRETCH,
 )
+from vecsim.kernels.stretch import is_last_ahead
+from vecsim.kernels.worker import log_segment
 
 
 @inner
@@ -28,6 +39,16 @@ def has_effect(side, worker, dp_size):
         if s[PARTICIPATES] != 0:
             effect += s[EFFECT]
     return effect > 0
+
+
+@inner
+def goes_on(decode, worker):
+    """Whether a decode worker, or a negative number, is in a stretch that is not known to its
+    end."""
+    if worker < 0:
+        return False
+    w = decode.workers.state[worker]
+    return w[PENDING] == STRETCH and not is_last_ahead(w)
 
 
 @inner
@@ -53,3 +74,51 @@ def count_idle_steps(decode, handoff, sources):
         worker = handoff.lists[TO_DRIVE, i] - sources
         if worker >= 0:
             decode.workers.state[worker, STEP] -= decode.workers.state[worker, ASIDE]
+
+
+@inner
+def kept_blocks(s):
+    """Blocks that the requests of a rank refer to."""
+    return np.float64(s[NUM_BLOCKS] - s[FREE] - s[IDLE])
+
+
+@inner
+def count_idle_time(side, worker, now):
+    """Count the blocks that an idle worker has kept for handoffs, before that changes."""
+    times = side.workers.time[worker]
+    dp_size = dp_size_of(side)
+    first = worker * dp_size
+    held = 0.0
+    for r in range(first, first + dp_size):
+        held += kept_blocks(side.ranks.fields[r]) * (now - times[CLOCK])
+    if held > 0.0:
+        if len(side.scratch.segments[0]) > 0:
+            w, s = side.workers.state[worker], side.ranks.fields[first]
+            none = np.int64(0)
+            times[PASS_END] = now
+            log_segment(side.scratch, w, s, first, times, none, none, none, held)
+        times[KV_BLOCK_MS] += held
+    times[CLOCK] = now
+
+
+@inner
+def count_to_the_end(prefill, decode, now):
+    """Count what idle workers have kept up to the last event, `now` or the end of a cut stretch."""
+    for worker in range(len(decode.workers.state)):
+        now = max(now, decode.workers.time[worker, CLOCK])
+    for worker in range(len(prefill.workers.state)):
+        if prefill.workers.state[worker, PENDING] == NO_PASS:
+            count_idle_time(prefill, np.int64(worker), now)
+    for worker in range(len(decode.workers.state)):
+        if decode.workers.state[worker, PENDING] == NO_PASS:
+            count_idle_time(decode, np.int64(worker), now)
+
+
+@inner
+def count_idle_ranks(side, worker, dp_size):
+    """Count the blocks that ranks keep which take no part in the pass or stretch that ends."""
+    times = side.workers.time[worker]
+    for r in range(worker * dp_size, (worker + 1) * dp_size):
+        s = side.ranks.fields[r]
+        if s[PARTICIPATES] == 0:
+            times[KV_BLOCK_MS] += kept_blocks(s) * (times[PASS_END] - times[CLOCK])

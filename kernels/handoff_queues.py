@@ -25,7 +25,18 @@ from vecsim.kernels.handoff import (
     TRANSFER_BLOCK,
 )
 from vecsim.kernels.jit import inner
-from vecsim.kernels.layout import ARRIVAL, DONE_HEAD, DONE_TAIL, ISL, NEXT, NONE, QUEUE_HEAD
+from vecsim.kernels.layout import (
+    ARRIVAL,
+    DONE_HEAD,
+    DONE_TAIL,
+    FAILED,
+    ISL,
+    NEXT,
+    NONE,
+    QUEUE_HEAD,
+    REASON,
+)
+from vecsim.kernels.records import end_request
 from vecsim.kernels.tournament import set_leaf
 
 
@@ -78,6 +89,13 @@ def append_done(requests, s, q):
 def wake(handoff, worker):
     """Enter a worker into the list of those to drive."""
     enter_awake(handoff.lists[TO_DRIVE], handoff.state, AWAKE, worker)
+
+
+@inner
+def fail(side, handoff, q, worker, reason):
+    """A request ends without success."""
+    side.requests.state[REASON, q] = reason
+    end_request(side.requests, side.workers.state[worker], q, FAILED, handoff.time[NOW])
 
 
 @inner

@@ -197,7 +197,7 @@ WORKER_STATE = 11
 NO_PASS, ONE_PASS, STRETCH = (np.int64(k) for k in range(3))
 
 (
-    CLOCK,  # start of the pass in flight, or end of the last one
+    CLOCK,  # start of the pass in flight, or end of the last one, or until when it was idle
     PASS_END,
     BUSY_MS,
     KV_BLOCK_MS,
@@ -311,7 +311,8 @@ CHUNK_FIELDS = 5
 CHUNK = 64
 """Passes of a stretch that are priced at a time."""
 
-# --- segment log: a line for each rank that takes part in a pass or stretch -----------------------
+# --- segment log: a line for each rank that takes part in a pass or stretch, and of no passes for
+# what an idle worker of a prefill/decode fleet keeps ----------------------------------------------
 (
     SEGMENT_RANK,  # scheduler id
     SEGMENT_FIRST,  # number of its first pass, counted by worker
@@ -326,6 +327,8 @@ CHUNK = 64
     SEGMENT_PREEMPTIONS,  # of the rank so far
 ) = (np.int64(k) for k in range(11))
 SEGMENT_FIELDS = 11
+LINES_A_RANK = np.int64(2)
+"""Lines that a rank may need before there is more room: of its pass in flight, and of idle time."""
 
 # --- answers of an entry point --------------------------------------------------------------------
 DONE, PAUSED, LOG_FULL, BAD_PRICE, NO_MOVE, TICKS_EXHAUSTED, FOREST_FULL = (

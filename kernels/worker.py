@@ -30,6 +30,7 @@ from vecsim.kernels.layout import (
     FRUITLESS,
     IDLE,
     KV_BLOCK_MS,
+    LINES_A_RANK,
     LOG_FULL,
     NO_MOVE,
     NO_PASS,
@@ -131,7 +132,8 @@ class WorkerKernels(NamedTuple):
 
 @inner
 def log_segment(scratch, w, s, rank, times, passes, output, prefill, held):
-    """Write what one rank did in a pass or stretch that is about to be closed."""
+    """Write what one rank did in a pass or stretch that is about to be closed, or kept in no pass
+    at all."""
     line = scratch.log_length[1]
     segments = scratch.segments
     segments[SEGMENT_RANK, line] = rank
@@ -151,10 +153,10 @@ def log_segment(scratch, w, s, rank, times, passes, output, prefill, held):
 @inner
 def log_has_room(ranks, scratch, worker, dp_size):
     """Whether every preempted request of the worker could be readmitted without filling the log,
-    and every rank could log the segment that it has in flight."""
+    and every rank could log what it does until somebody asks again."""
     if len(scratch.segments[0]) > 0:
         lines_left = np.int64(len(scratch.segments[0])) - scratch.log_length[1]
-        if lines_left < np.int64(len(ranks.fields)):
+        if lines_left < LINES_A_RANK * np.int64(len(ranks.fields)):
             return False
     room = np.int64(len(scratch.log[0])) - scratch.log_length[0]
     for r in range(worker * dp_size, (worker + 1) * dp_size):

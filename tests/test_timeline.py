@@ -79,7 +79,7 @@ def test_the_log_grows():
     requests = [r(i * 30, 5, 2) for i in range(6000)]
     for more in ({}, {"max_in_flight": 2}):
         result = replay(spec(*requests, workers=2, **more), timeline=True)
-        assert result.outcome.segments.shape[1] > 8192
+        assert result.outcome.pools[0].segments.shape[1] > 8192
         assert result.timeline()["output_tokens"].sum() == pytest.approx(12000)
 
 
@@ -103,4 +103,4 @@ def test_round_default_widths_and_bad_arguments():
 def test_nothing_arrived():
     result = replay(spec(r(50, 5, 1), max_sim_time_ms=10.0), timeline=True)
     assert result.timeline()["output_tokens"].sum() == 0
-    assert result.outcome.segments.shape == (layout.SEGMENT_FIELDS, 0)
+    assert result.outcome.pools[0].segments.shape == (layout.SEGMENT_FIELDS, 0)

@@ -51,10 +51,12 @@ class PoolOutcome:
         gpus_per_worker: modelled GPUs of one worker.
         busy_ms: float64 [workers], time with a pass in flight.
         kv_block_ms: float64 [workers], integral of referenced KV blocks over time (blocks x ms),
-            all ranks of the worker together.
+            all ranks of the worker together; between passes, blocks kept for handoffs.
         total_blocks: KV blocks of one rank.
         passes: int64 [workers], passes completed.
         preemptions: int64 [workers * dp_size], preemptions per rank.
+        segments: float64 [SEGMENT_FIELDS, lines] (`vecsim.kernels.layout`), what each rank did in
+            each pass or stretch, by rank, then time; None unless asked for.
     """
 
     name: str
@@ -66,6 +68,7 @@ class PoolOutcome:
     total_blocks: int
     passes: np.ndarray
     preemptions: np.ndarray
+    segments: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -93,6 +96,7 @@ class HandoffOutcome:
     """What a prefill/decode run adds; row order and undefined times as in `Outcome`.
 
     Attributes:
+        source_first: a destination is asked for when the prompt is done, not before.
         prefill_rank: int32 [n], scheduler id in the prefill pool; -1 if never placed there.
         source_held_ms, destination_reserved_ms, destination_activated_ms, decode_admit_ms,
             source_released_ms: float64 [n], first occurrence.
@@ -103,6 +107,7 @@ class HandoffOutcome:
         steps: of a run whose KV events are observed, else None.
     """
 
+    source_first: bool
     prefill_rank: np.ndarray
     source_held_ms: np.ndarray
     destination_reserved_ms: np.ndarray
@@ -141,8 +146,6 @@ class Outcome:
             section 6).
         gaps: inter-token gaps.
         pools: one entry per pool, prefill before decode; the aggregated pool is called "agg".
-        segments: float64 [SEGMENT_FIELDS, lines] (`vecsim.kernels.layout`), what each rank did in
-            each pass or stretch, by rank, then time; None unless asked for.
         handoff: of a prefill/decode run; `first_admit_ms`, `reused_input_tokens` and
             `first_reused_input_tokens` are then the prefill pool's, `rank` the decode pool's.
         kv_events: KV events of each pool; None unless asked for.
@@ -170,6 +173,10 @@ class Outcome:
     committed_prefill_tokens: int
     gaps: GapDistribution
     pools: tuple[PoolOutcome, ...]
-    segments: np.ndarray | None = None
     handoff: HandoffOutcome | None = None
     kv_events: tuple[KvEvents, ...] | None = None
+
+    @property
+    def has_segments(self) -> bool:
+        """Whether the run kept the segment logs, from which time series are made."""
+        return all(pool.segments is not None for pool in self.pools)

@@ -84,8 +84,6 @@ def replay(
     check_supported(payload)
     roles = resolve(payload.spec, emit_kv_events=observe is not None)
     _check_stages(roles, prefill_timing, decode_timing)
-    if timeline and len(roles) > 1:
-        raise NotSupportedYetError("timeline", "of a prefill/decode fleet")
     progress = _progress(progress)
     threads = thread_count(threads)
     given = {"prefill": prefill_timing or timing, "decode": decode_timing or timing}

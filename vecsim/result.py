@@ -250,7 +250,7 @@ class Result:
         }
         if self.outcome.kv_events is not None:
             files["kv_events.parquet"] = lambda path: self.kv_events.write_parquet(path)
-        if self.outcome.segments is not None:
+        if self.outcome.has_segments:
             files["timeline.parquet"] = lambda path: self.timeline().write_parquet(path)
         replace_files(
             folder,

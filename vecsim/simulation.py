@@ -214,7 +214,8 @@ def with_longer_logs(ranks: Ranks, scratch: Scratch) -> Scratch:
     if log.shape[1] - scratch.log_length[0] <= waiting:
         log = np.zeros((3, 2 * log.shape[1] + waiting))
         log[:, : scratch.log.shape[1]] = scratch.log
-    if 0 < segments.shape[1] <= scratch.log_length[1] + len(ranks.fields):
+    needed = scratch.log_length[1] + int(layout.LINES_A_RANK) * len(ranks.fields)
+    if 0 < segments.shape[1] < needed:
         segments = np.zeros((layout.SEGMENT_FIELDS, 2 * segments.shape[1]))
         segments[:, : scratch.segments.shape[1]] = scratch.segments
     return scratch._replace(log=log, segments=segments)
@@ -314,23 +315,28 @@ def _outcome(state: State, role: Role, options: RunOptions, lanes: list[_Lane]) 
         end_ms=end_ms,
         committed_prefill_tokens=int(state.ranks.fields[:, layout.COMMITTED_PREFILL].sum()),
         gaps=gap_distribution(state.workers, [lane.scratch.bins for lane in lanes]),
-        segments=_segments(options, lanes),
-        pools=(pool_outcome("agg", role, state.ranks, state.workers),),
+        pools=(
+            pool_outcome("agg", role, state.ranks, state.workers, [lane.scratch for lane in lanes]),
+        ),
     )
 
 
-def pool_outcome(name: str, role: Role, ranks: Ranks, workers: Workers) -> PoolOutcome:
+def pool_outcome(
+    name: str, role: Role, ranks: Ranks, workers: Workers, scratches: list[Scratch]
+) -> PoolOutcome:
     """What became of one pool."""
+    times = workers.time
     return PoolOutcome(
         name=name,
         workers=len(workers.state),
         dp_size=role.dp_size,
         gpus_per_worker=role.gpus_per_worker,
-        busy_ms=workers.time[:, layout.BUSY_MS].copy(),
-        kv_block_ms=workers.time[:, layout.KV_BLOCK_MS].copy(),
+        busy_ms=times[:, layout.BUSY_MS].copy(),
+        kv_block_ms=times[:, layout.KV_BLOCK_MS].copy(),
         total_blocks=role.total_blocks,
         passes=workers.state[:, layout.PASSES].copy(),
         preemptions=ranks.fields[:, layout.PREEMPTIONS].copy(),
+        segments=_segments(scratches),
     )
 
 
@@ -350,13 +356,11 @@ def settle_fronts(ranks: Ranks, workers: Workers, requests: Requests, sglang: bo
         requests.time[layout.LAST_TOKEN, members] = last_ms
 
 
-def _segments(options: RunOptions, lanes: list[_Lane]) -> np.ndarray | None:
+def _segments(scratches: list[Scratch]) -> np.ndarray | None:
     """float64 [SEGMENT_FIELDS, lines], by rank, then time; None if not kept."""
-    if not options.record_segments:
+    if scratches[0].segments.shape[1] == 0:
         return None
-    lines = np.concatenate(
-        [lane.scratch.segments[:, : int(lane.scratch.log_length[1])] for lane in lanes], axis=1
-    )
+    lines = np.concatenate([s.segments[:, : int(s.log_length[1])] for s in scratches], axis=1)
     return lines[:, np.argsort(lines[layout.SEGMENT_RANK], kind="stable")]
 
 

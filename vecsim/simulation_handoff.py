@@ -184,17 +184,18 @@ class _Reading:
             ),
             gaps=gap_distribution(decode.workers, [decode.scratch.bins]),
             pools=tuple(
-                pool_outcome(role.stage, role, side.ranks, side.workers)
+                pool_outcome(role.stage, role, side.ranks, side.workers, [side.scratch])
                 for role, side in zip(roles, (prefill, decode), strict=True)
             ),
-            handoff=self._columns(in_decode),
+            handoff=self._columns(in_decode, not sglang),
         )
 
-    def _columns(self, in_decode: np.ndarray) -> HandoffOutcome:
+    def _columns(self, in_decode: np.ndarray, source_first: bool) -> HandoffOutcome:
         instants = self.handoff.instants
         target = self.decode.requests.state
         restored = self._restored
         return HandoffOutcome(
+            source_first=source_first,
             prefill_rank=restored(self.prefill.requests.state[layout.RANK]),
             source_held_ms=restored(instants[kernel.HELD_AT]),
             destination_reserved_ms=restored(instants[kernel.RESERVED_AT]),

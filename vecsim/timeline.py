@@ -1,4 +1,4 @@
-"""Time series of a run, derived from its segment log and its request columns.
+"""Time series of a run, derived from its segment logs and its request columns.
 
 A segment is a pass, or a stretch of passes that differ only in duration; within one, tokens count
 as spread evenly. Sums over all buckets are the totals of the report.
@@ -14,7 +14,7 @@ import polars as pl
 
 from vecsim.errors import InputError
 from vecsim.kernels import layout
-from vecsim.outcome import Outcome
+from vecsim.outcome import HandoffOutcome, Outcome, PoolOutcome
 
 _BUCKETS = 200
 _NICE = (1.0, 2.0, 5.0, 10.0)
@@ -45,6 +45,10 @@ kv_blocks_used: referenced KV blocks, mean over the bucket; kv_usage: as a share
 busy_ratio: share of (worker) time with a pass in flight. prefill_tokens: prompt tokens computed;
 output_tokens: tokens emitted; passes: passes made. preemptions, arrivals, completions: how many.
 worker is null in the series of a whole pool.
+
+In a prefill/decode fleet a request arrives at a pool when it is sent there, and completes in the
+prefill pool when its prompt is done. In the decode pool it waits for blocks, and again, once its
+prompt has been transferred, for a batch.
 """
 
 
@@ -59,38 +63,64 @@ class _Series:
     preempted: np.ndarray
 
 
+@dataclass(frozen=True)
+class _Stays:
+    """The requests of one pool.
+
+    Attributes:
+        worker: int [n], worker of each request; negative if it never came to the pool.
+        came_ms, done_ms: float64 [n], when it arrived and completed there; NaN = never.
+        spans: spans of time in which each request wants to be in a batch: float64 [n] pairs; those
+            that begin with NaN are not.
+    """
+
+    worker: np.ndarray
+    came_ms: np.ndarray
+    done_ms: np.ndarray
+    spans: tuple[tuple[np.ndarray, np.ndarray], ...]
+
+
 def build_timeline(outcome: Outcome, bucket_ms: float | None, by: str) -> pl.DataFrame:
     """The series of a run.
 
     Args:
-        outcome: a run with a segment log.
+        outcome: a run with segment logs.
         bucket_ms: width of a bucket (ms); None = a round width that makes about 200 buckets.
-        by: "worker", or "pool" for the sum over the workers.
+        by: "worker", or "pool" for the sum over the workers of a pool.
 
     Returns:
-        One row for each bucket and worker (or pool), columns of `TIMELINE_SCHEMA`.
+        One row for each bucket and worker (or pool), columns of `TIMELINE_SCHEMA`; by pool
+        (prefill before decode), worker, then time.
 
     Raises:
         InputError: no segment log, a width that is not positive, an unknown `by`.
     """
-    if outcome.segments is None:
+    if not outcome.has_segments:
         raise InputError("timeline", "a run without it", "replay(..., timeline=True)")
     if by not in ("worker", "pool"):
         raise InputError("by", by, "worker or pool")
     edges = _edges(outcome.end_ms, bucket_ms)
-    pool = outcome.pools[0]
-    series = _worker_series(outcome)
-    columns = [
-        _buckets_of_worker(outcome, edges, worker, series[worker]) for worker in range(pool.workers)
-    ]
-    if by == "pool":
-        columns = [{name: sum(one[name] for one in columns) for name in columns[0]}]
-    frames = [
-        _frame(edges, one, pool.name, worker if by == "worker" else None, share)
-        for worker, one in enumerate(columns)
-        for share in [(pool.workers if by == "pool" else 1, pool.dp_size * pool.total_blocks)]
-    ]
+    frames = []
+    for pool, stays in zip(outcome.pools, _stays(outcome), strict=True):
+        frames += _pool_frames(pool, stays, edges, outcome.end_ms, by)
     return pl.concat(frames)
+
+
+def _pool_frames(
+    pool: PoolOutcome, stays: _Stays, edges: np.ndarray, end_ms: float, by: str
+) -> list[pl.DataFrame]:
+    """Rows of each worker of a pool, or of all together."""
+    blocks = pool.dp_size * pool.total_blocks
+    columns = [
+        _buckets_of_worker(edges, series, stays, worker, end_ms)
+        for worker, series in enumerate(_worker_series(pool))
+    ]
+    if by == "worker":
+        return [
+            _frame(edges, one, pool.name, worker, (1, blocks)) for worker, one in enumerate(columns)
+        ]
+    total = {name: sum(one[name] for one in columns) for name in columns[0]}
+    return [_frame(edges, total, pool.name, None, (pool.workers, blocks))]
 
 
 def _edges(end_ms: float, bucket_ms: float | None) -> np.ndarray:
@@ -106,12 +136,56 @@ def _edges(end_ms: float, bucket_ms: float | None) -> np.ndarray:
     return bucket_ms * np.arange(max(math.ceil(end_ms / bucket_ms), 1) + 1)
 
 
-def _worker_series(outcome: Outcome) -> list[_Series]:
+# --- requests -------------------------------------------------------------------------------------
+
+
+def _stays(outcome: Outcome) -> list[_Stays]:
+    """The requests of each pool."""
+    if outcome.handoff is not None:
+        return [_prefill_stays(outcome, outcome.handoff), _decode_stays(outcome, outcome.handoff)]
+    arrival = outcome.arrival_ms if outcome.tokenized_ms is None else outcome.tokenized_ms
+    return [
+        _Stays(
+            outcome.rank // outcome.pools[0].dp_size,
+            outcome.arrival_ms,
+            _completed_ms(outcome),
+            ((arrival, outcome.terminal_ms),),
+        )
+    ]
+
+
+def _completed_ms(outcome: Outcome) -> np.ndarray:
+    return np.where(outcome.status == layout.COMPLETED, outcome.terminal_ms, np.nan)
+
+
+def _prefill_stays(outcome: Outcome, handoff: HandoffOutcome) -> _Stays:
+    """From their submission until their prompts are done, or they end there."""
+    came = outcome.arrival_ms if handoff.source_first else handoff.destination_reserved_ms
+    since = came if outcome.tokenized_ms is None else outcome.tokenized_ms
+    held = handoff.source_held_ms
+    until = np.where(np.isnan(held), outcome.terminal_ms, held)
+    worker = handoff.prefill_rank // outcome.pools[0].dp_size
+    return _Stays(worker, came, held, ((since, until),))
+
+
+def _decode_stays(outcome: Outcome, handoff: HandoffOutcome) -> _Stays:
+    """Until their blocks are reserved, and from the arrival of their prompts until they end."""
+    came = handoff.source_held_ms if handoff.source_first else outcome.arrival_ms
+    reserved, terminal = handoff.destination_reserved_ms, outcome.terminal_ms
+    asking = (came, np.where(np.isnan(reserved), terminal, reserved))
+    decoding = (handoff.destination_activated_ms, terminal)
+    worker = outcome.rank // outcome.pools[1].dp_size
+    return _Stays(worker, came, _completed_ms(outcome), (asking, decoding))
+
+
+# --- segments -------------------------------------------------------------------------------------
+
+
+def _worker_series(pool: PoolOutcome) -> list[_Series]:
     """The log by worker: ranks that worked side by side are added up."""
-    pool = outcome.pools[0]
-    log = outcome.segments
+    log = pool.segments
     worker = log[layout.SEGMENT_RANK].astype(np.int64) // pool.dp_size
-    order = np.lexsort((log[layout.SEGMENT_FIRST], worker))
+    order = np.lexsort((log[layout.SEGMENT_START], log[layout.SEGMENT_FIRST], worker))
     log, worker = log[:, order], worker[order]
     ends = np.searchsorted(worker, np.arange(pool.workers + 1))
     return [_series(log[:, ends[w] : ends[w + 1]]) for w in range(pool.workers)]
@@ -120,7 +194,7 @@ def _worker_series(outcome: Outcome) -> list[_Series]:
 def _series(log: np.ndarray) -> _Series:
     start, end = log[layout.SEGMENT_START], log[layout.SEGMENT_END]
     new = np.ones(len(start), bool)
-    new[1:] = np.diff(log[layout.SEGMENT_FIRST]) != 0
+    new[1:] = np.any(np.diff(log[[layout.SEGMENT_FIRST, layout.SEGMENT_START]]) != 0, axis=0)
     first = np.flatnonzero(new)
 
     def total(field: np.int64) -> np.ndarray:
@@ -129,7 +203,8 @@ def _series(log: np.ndarray) -> _Series:
     def largest(field: np.int64) -> np.ndarray:
         return np.maximum.reduceat(log[field], first) if len(first) else np.zeros(0)
 
-    duration = end[first] - start[first]
+    passes = largest(layout.SEGMENT_PASSES)
+    duration = np.where(passes > 0, end[first] - start[first], 0.0)
     held = largest(layout.SEGMENT_HELD)
     preempted = np.zeros(len(start))
     for rank in np.unique(log[layout.SEGMENT_RANK]):
@@ -144,29 +219,30 @@ def _series(log: np.ndarray) -> _Series:
             "busy_ratio": duration,
             "prefill_tokens": total(layout.SEGMENT_PREFILL),
             "output_tokens": total(layout.SEGMENT_OUTPUT),
-            "passes": largest(layout.SEGMENT_PASSES),
+            "passes": passes,
         },
         start,
         preempted,
     )
 
 
+# --- buckets --------------------------------------------------------------------------------------
+
+
 def _buckets_of_worker(
-    outcome: Outcome, edges: np.ndarray, worker: int, series: _Series
+    edges: np.ndarray, series: _Series, stays: _Stays, worker: int, end_ms: float
 ) -> dict[str, np.ndarray]:
     columns = {name: _spread(edges, series, values) for name, values in series.amounts.items()}
-    mine = outcome.rank // outcome.pools[0].dp_size == worker
-    mine &= outcome.rank >= 0
-    arrival = outcome.arrival_ms if outcome.tokenized_ms is None else outcome.tokenized_ms
-    arrival, terminal = arrival[mine], outcome.terminal_ms[mine]
-    left = np.where(np.isnan(terminal), outcome.end_ms, terminal)
-    inside = _time_inside(edges, np.minimum(arrival, left), left)
+    mine = stays.worker == worker
+    inside = np.zeros(len(edges) - 1)
+    for since, until in stays.spans:
+        wants = mine & ~np.isnan(since)
+        left = np.where(np.isnan(until), end_ms, until)[wants]
+        inside += _time_inside(edges, np.minimum(since[wants], left), left)
     columns["waiting"] = np.maximum(inside - columns["running"], 0.0)
-    weights = series.preempted
-    columns["preemptions"] = _counts(edges, series.preempted_at, weights)
-    columns["arrivals"] = _counts(edges, outcome.arrival_ms[mine])
-    done = outcome.status[mine] == layout.COMPLETED
-    columns["completions"] = _counts(edges, terminal[done])
+    columns["preemptions"] = _counts(edges, series.preempted_at, series.preempted)
+    columns["arrivals"] = _counts(edges, stays.came_ms[mine])
+    columns["completions"] = _counts(edges, stays.done_ms[mine & ~np.isnan(stays.done_ms)])
     return columns
 
 

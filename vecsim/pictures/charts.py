@@ -110,7 +110,7 @@ class ResultPlots:
 
     Attributes:
         requests: the request rows.
-        series: time series of the pool, or None when they were not recorded.
+        series: time series of every pool, or None when they were not recorded.
     """
 
     requests: pl.DataFrame
@@ -119,7 +119,7 @@ class ResultPlots:
     @classmethod
     def of(cls, result: Result) -> ResultPlots:
         """The charts of a result."""
-        recorded = result.outcome.segments is not None
+        recorded = result.outcome.has_segments
         return cls(result.requests, result.timeline() if recorded else None)
 
     def latency_cdf_data(self) -> pl.DataFrame:
@@ -199,16 +199,17 @@ class ResultPlots:
         )
 
     def load_data(self) -> pl.DataFrame:
-        """`state`, `time_s`, `requests`: running and waiting requests. Raises InputError."""
+        """`pool`, `state`, `time_s`, `requests`: running and waiting ones. Raises InputError."""
         return (
             self._recorded()
             .select(
+                pl.col("pool"),
                 (pl.col("start_ms") / 1000.0).alias("time_s"),
                 pl.col("running"),
                 pl.col("waiting"),
             )
-            .unpivot(index="time_s", variable_name="state", value_name="requests")
-            .select("state", "time_s", "requests")
+            .unpivot(index=["pool", "time_s"], variable_name="state", value_name="requests")
+            .select("pool", "state", "time_s", "requests")
         )
 
     def load(self) -> alt.Chart:
@@ -221,13 +222,14 @@ class ResultPlots:
                 x=alt.X("time_s:Q", title="virtual time (s)"),
                 y=alt.Y("requests:Q", title="requests (count)"),
                 color=alt.Color("state:N", title="state"),
+                **self._rows(),
             )
         )
 
     def kv_usage_data(self) -> pl.DataFrame:
-        """`time_s`, `kv_usage`: share of KV blocks in use. Raises InputError."""
+        """`pool`, `time_s`, `kv_usage`: share of KV blocks in use. Raises InputError."""
         return self._recorded().select(
-            (pl.col("start_ms") / 1000.0).alias("time_s"), pl.col("kv_usage")
+            pl.col("pool"), (pl.col("start_ms") / 1000.0).alias("time_s"), pl.col("kv_usage")
         )
 
     def kv_usage(self) -> alt.Chart:
@@ -239,6 +241,7 @@ class ResultPlots:
             .encode(
                 x=alt.X("time_s:Q", title="virtual time (s)"),
                 y=alt.Y("kv_usage:Q", title="KV blocks in use (share)"),
+                **self._rows(),
             )
         )
 
@@ -251,6 +254,12 @@ class ResultPlots:
         if self.series is not None:
             charts.update(load=self.load(), kv_usage=self.kv_usage())
         return charts
+
+    def _rows(self) -> dict[str, alt.Row]:
+        """One picture below the other where there are several pools."""
+        alt = _altair()
+        pools = self._recorded()["pool"].unique(maintain_order=True).to_list()
+        return {"row": alt.Row("pool:N", title="pool", sort=pools)} if len(pools) > 1 else {}
 
     def _recorded(self) -> pl.DataFrame:
         if self.series is None:

@@ -80,7 +80,7 @@ def write_report(
 
 def _page(source: Any) -> str:
     if isinstance(source, Result):
-        series = source.timeline() if source.outcome.segments is not None else None
+        series = source.timeline() if source.outcome.has_segments else None
         return _run_page(source.report, source.effective_config, source.requests, series)
     if isinstance(source, pl.DataFrame):
         return _sweep_page(source)
