@@ -26,7 +26,15 @@ from vecsim.kernels.events import (
 )
 from vecsim.kernels.hashing import SEED, chained, output_token, xxh3_64
 from vecsim.kernels.jit import entry, inner
-from vecsim.kernels.layout import ADMISSIONS, BLOCK_SIZE, COMPUTED, GENERATED, ISL, NONE
+from vecsim.kernels.layout import (
+    ADMISSIONS,
+    BLOCK_SIZE,
+    COMPUTED,
+    FAMILY,
+    GENERATED,
+    ISL,
+    NONE,
+)
 
 TOKENS_HASH, BLOCK_HASH = (np.int64(k) for k in range(2))
 
@@ -64,8 +72,8 @@ PARENT_HASH = np.int64(2)
 
 # --- tokens ---------------------------------------------------------------------------------------
 @inner
-def _token_run(tokens, index, position):
-    """Token value at a position of a request, and the end of the run of equal tokens it is in."""
+def _own_token_run(tokens, index, position):
+    """`_token_run` in what a turn adds to the conversation: its part of the prompt, its output."""
     prompt = np.int64(tokens.prompt[index])
     if position < prompt:
         first = tokens.block_offsets[index]
@@ -82,12 +90,34 @@ def _token_run(tokens, index, position):
 
 
 @inner
-def _hash_tokens(tokens, index, start, size):
+def _begin_of_turn(requests, order, tokens, q):
+    """Where the conversation of a family goes on with the turn `q`."""
+    return np.int64(requests.state[ISL, q]) - np.int64(tokens.prompt[order[q]])
+
+
+@inner
+def _token_run(requests, order, tokens, q, position):
+    """Token value at a position of a request, and the end of the run of equal tokens it is in."""
+    turn = np.int64(requests.state[FAMILY, q])
+    last = q
+    while turn < last:
+        middle = (turn + last + 1) // 2
+        if _begin_of_turn(requests, order, tokens, middle) <= position:
+            turn = middle
+        else:
+            last = middle - 1
+    begin = _begin_of_turn(requests, order, tokens, turn)
+    value, end = _own_token_run(tokens, order[turn], position - begin)
+    return value, begin + end
+
+
+@inner
+def _hash_tokens(requests, order, tokens, q, start, size):
     """tokens_hash of the block [start, start + size) of a request."""
     position = start
     stop = start + size
     while position < stop:
-        value, end = _token_run(tokens, index, position)
+        value, end = _token_run(requests, order, tokens, q, position)
         for at in range(position - start, min(end, stop) - start):
             tokens.words[at] = np.uint32(value)
         position = end
@@ -112,20 +142,20 @@ def hash_rows(requests, s, order, tokens, hashes, before):
     for q in range(len(order)):
         if state[ADMISSIONS, q] == 0 and state[COMPUTED, q] == 0:
             continue
-        index = order[q]
+        q = np.int64(q)
         blocks = (np.int64(state[ISL, q]) + state[GENERATED, q]) // block_size
         block = np.int64(0)
         previous = NONE
         run_end = np.int64(0)
         own = np.uint64(0)
         while block < blocks:
-            row, count = row_run(requests, s, np.int64(q), block)
+            row, count = row_run(requests, s, q, block)
             for _ in range(min(count, blocks - block)):
                 if hashes[BLOCK_HASH, row] == 0:
                     start = block * block_size
                     if start + block_size > run_end:
-                        _, run_end = _token_run(tokens, index, start)
-                        own = _hash_tokens(tokens, index, start, block_size)
+                        _, run_end = _token_run(requests, order, tokens, q, start)
+                        own = _hash_tokens(requests, order, tokens, q, start, block_size)
                     hashes[TOKENS_HASH, row] = own
                     chain = own
                     if previous >= 0:

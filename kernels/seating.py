@@ -105,6 +105,8 @@ def grow_prompt(requests, answers, s, q):
     if answers.state[STATUS, before] != COMPLETED or answers.state[REASON, before] != NO_REASON:
         known = min(known, said // s[BLOCK_SIZE])
     state[SHARED, q] = known
+    # Where rows are known ahead, those of a family begin with its first block.
+    state[OWN_ROWS, q] += known - state[OWN_FROM, q]
     state[OWN_FROM, q] = known
     limit = np.int64(state[LIMIT, q])
     room = max(s[MAX_MODEL_LEN] - prompt, np.int64(0))

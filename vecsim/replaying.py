@@ -199,8 +199,8 @@ def _check_waits(payload: Payload, workload: Workload, roles: tuple[Role, ...]) 
     graph = workload.dependencies is not None
     if workload.sessions is None and not graph:
         return
-    if role.rank.emit_kv_events:
-        raise NotSupportedYetError("observe", "kv_events of requests that wait for others")
+    if role.rank.emit_kv_events and len(roles) > 1:
+        raise NotSupportedYetError("observe", "kv_events of fleets whose requests wait for others")
     spec = payload.spec
     if spec.engine.kv_eviction_policy == "belady":
         expected = "lru: belady looks ahead, and these requests arrive when others have ended"

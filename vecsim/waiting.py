@@ -71,7 +71,8 @@ def lower_waiting(
     limit, reason, longest = turn_limits(workload, role.rank, chains)
     params, factors = params_of(role, longest, "lru", timing)
     caching = role.rank.enable_prefix_caching
-    if np.any((workload.input_length == 0) & (limit > 0)):
+    if role.rank.emit_kv_events or np.any((workload.input_length == 0) & (limit > 0)):
+        # As in `lower`.
         params[layout.SINGLE_COPIES] = caching
     known = workload if chains is None else known_ahead(workload, chains)
     known_order = order if chains is None else None
@@ -97,9 +98,14 @@ def lower_waiting(
         requests = requests._replace(path_rows=paths.nodes)
         waiting = arrivals, _seats(ranks, requests, followed)
         ranks, forest = sglang_rooms(ranks, starts)
-        return State(
+        lowered = State(
             ranks, fresh, requests, forest, order, aggregated_sglang_waiting, waiting=waiting
         )
+        if not role.rank.emit_kv_events:
+            return lowered
+        from vecsim.waiting_events import watched_pages
+
+        return watched_pages(lowered, chains, paths)
     from vecsim.kernels import aggregated_waiting
 
     if caching and workload.output_offsets is not None:
@@ -110,7 +116,12 @@ def lower_waiting(
     requests, pools, seats = vllm_rooms(ranks, requests, followed, chains, caching)
     ranks = ranks._replace(lists=place_lists(ranks, starts))
     waiting = arrivals, seats
-    return State(ranks, fresh, requests, pools, order, aggregated_waiting, waiting=waiting)
+    lowered = State(ranks, fresh, requests, pools, order, aggregated_waiting, waiting=waiting)
+    if not role.rank.emit_kv_events:
+        return lowered
+    from vecsim.waiting_events import watched_blocks
+
+    return watched_blocks(lowered, chains)
 
 
 def rows_in_order(workload: Workload) -> np.ndarray:

@@ -1,0 +1,20 @@
+"""Aggregated pools of vLLM-style ranks whose requests wait for others and whose KV events are
+logged: the entry points that Python calls (see aggregated_events.py)."""
+
+from __future__ import annotations
+
+from vecsim.kernels import clock as pool_clock
+from vecsim.kernels import vllm_events, waiting, worker
+from vecsim.kernels.jit import entry
+from vecsim.kernels.rebinding import rebound
+from vecsim.kernels.seating import settle_blocks
+
+_worker = rebound(worker, vllm_events.walking)
+_clock = rebound(pool_clock, vllm_events.walking, _worker)
+run_clock = waiting.bind(_clock.bind(_worker.bind(vllm_events.SCHEDULER)), settle_blocks)
+
+
+@entry
+def run_coupled(ranks, workers, requests, pools, scratch, clock, arrivals, seats):
+    """Run all workers on one clock to the horizon (see `waiting.bind`)."""
+    return run_clock(ranks, workers, requests, pools, scratch, clock, arrivals, seats)

@@ -1,0 +1,55 @@
+"""Lowering of requests that wait for others and whose KV events are observed.
+
+Rows by which a log names blocks are known ahead: vLLM-style ranks hand out those of their index, of
+which there are enough for every block (SINGLE_COPIES); SGLang's pages have rows of their own, those
+of the prefix tree first, then for each family one for every page of its longest sequence.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from vecsim.kernels import layout, sharing
+from vecsim.kv_events import Watched, words_an_instant
+from vecsim.lower import State, blocks_of_sequences, checked_rows
+from vecsim.waiting import Chains
+
+
+def watched_blocks(state: State, chains: Chains | None) -> State:
+    """The state of vLLM-style ranks that emit KV events."""
+    from vecsim.kernels import aggregated_waiting_events
+
+    blocks = int(most_blocks(state, chains).sum())
+    rows = state.pools.index.shape[1]
+    watched = Watched(state.requests, rows, words_an_instant(blocks, state.ranks))
+    return dataclasses.replace(state, entries=aggregated_waiting_events, watched=watched)
+
+
+def watched_pages(state: State, chains: Chains | None, paths: sharing.Paths) -> State:
+    """The state of SGLang ranks that emit KV events; `paths` are what their trees hold."""
+    from vecsim.kernels import aggregated_sglang_waiting_events
+
+    columns = state.requests.state
+    per_node = paths.blocks_per_node[0]
+    pages = most_blocks(state, chains)
+    family = columns[layout.FAMILY]
+    own = np.zeros(len(pages), np.int64)
+    np.maximum.at(own, family, pages)
+    first = len(paths.marks) * per_node
+    rows = 0
+    if state.ranks.fields[0, layout.PREFIX_CACHING]:
+        rows = checked_rows(int(first + own.sum()))
+    columns[layout.OWN_ROWS] = (first + np.cumsum(own) - own)[family] + columns[layout.OWN_FROM]
+    named = state.requests._replace(path_rows=paths.nodes * np.int32(per_node))
+    watched = Watched(named, rows, words_an_instant(int(pages.sum()), state.ranks))
+    return dataclasses.replace(state, entries=aggregated_sglang_waiting_events, watched=watched)
+
+
+def most_blocks(state: State, chains: Chains | None) -> np.ndarray:
+    """int64 [n], most full blocks that each request can have, the turns before included."""
+    params = state.ranks.fields[0]
+    if chains is None:
+        return blocks_of_sequences(state.requests, params)
+    return chains.reach // params[layout.BLOCK_SIZE]
