@@ -59,6 +59,9 @@ class Pool:
         self.dp_size = role.get("dp_size", 1)
         self.workers = [self._worker(stage, config) for _ in range(workers)]
         self.turn = 0
+        rank = self.workers[0].ranks[0]
+        named = rank.caching or isinstance(rank, SGLANG)
+        self.names: dict | None = {} if named else None  # hashes of the pool's blocks
 
     def _worker(self, stage: int, config: dict) -> Worker:
         backend = config.get("backend", "vllm")
@@ -139,15 +142,11 @@ class Fleet:
         self.worker_seconds = [0.0, 0.0]
         self.actions: deque = deque()
         self.transfers: list[tuple[float, int, Handoff]] = []
-        self.names: list[dict] = []
 
     def _handoff(self, index: int, authored: dict) -> Handoff:
         copies = []
         for k, pool in enumerate(self.pools):
             rank = pool.workers[0].ranks[0]
-            if not hasattr(pool, "names"):
-                # Hashes of the pool's blocks.
-                pool.names = {} if rank.caching or isinstance(rank, SGLANG) else None
             row = dict(authored)
             if k == PREFILL:
                 plan = row.pop("output_token_ids", None)

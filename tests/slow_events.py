@@ -5,9 +5,10 @@ Hashes are the slow model's own numbers of blocks.
 
 from __future__ import annotations
 
-from tests import slow_disaggregated
+from tests import slow_disaggregated, slow_sessions
 from tests.slow_disaggregated import Fleet, Pool
 from tests.slow_rank import Pool as Blocks
+from vecsim.workload import Workload
 
 Event = tuple[int, float, str, int | None, list[int]]
 """(event_id, observed_at_ms, kind, parent, blocks)."""
@@ -114,10 +115,28 @@ class WatchedFleet(Fleet):
         return settled
 
 
+class WatchedSessions(slow_sessions.SessionPools, WatchedFleet):
+    pass
+
+
+class WatchedGraph(slow_sessions.GraphPools, WatchedFleet):
+    pass
+
+
 def events(payload: dict) -> list[tuple[str, int, int, list[Event]]]:
     """(pool, worker, rank, events) of all ranks. Raises `slow_model.Endless`."""
     fleet = WatchedFleet(payload)
     fleet.run()
+    return _events(fleet)
+
+
+def waiting_events(payload: dict, workload: Workload) -> list[tuple[str, int, int, list[Event]]]:
+    """The same of a workload whose requests wait for others."""
+    kind = WatchedSessions if workload.dependencies is None else WatchedGraph
+    return _events(slow_sessions.run(kind, payload, workload))
+
+
+def _events(fleet: WatchedFleet) -> list[tuple[str, int, int, list[Event]]]:
     return [
         (name, k, r, rank.pool.events)
         for name, pool in zip(("prefill", "decode"), fleet.pools, strict=True)

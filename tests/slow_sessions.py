@@ -17,12 +17,17 @@ from vecsim.workload import Workload
 
 def simulate(payload: dict, workload: Workload) -> SlowOutcome:
     """Replays a workload against the spec of a payload."""
-    spec = {**payload.get("spec", payload), "requests": [], "max_in_flight": None}
-    graph = workload.dependencies is not None
-    aggregated = spec["topology"]["kind"] == "aggregated"
-    fleet = FLEETS[aggregated, graph]({**payload, "spec": spec}, workload)
-    fleet.run()
+    aggregated = payload.get("spec", payload)["topology"]["kind"] == "aggregated"
+    fleet = run(FLEETS[aggregated, workload.dependencies is not None], payload, workload)
     return (slow_model if aggregated else slow_disaggregated)._outcome(fleet)
+
+
+def run(kind: type[Waiting], payload: dict, workload: Workload) -> Waiting:
+    """A fleet of a kind after its run."""
+    spec = {**payload.get("spec", payload), "requests": [], "max_in_flight": None}
+    fleet = kind({**payload, "spec": spec}, workload)
+    fleet.run()
+    return fleet
 
 
 class Waiting:

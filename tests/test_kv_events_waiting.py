@@ -11,10 +11,13 @@ import pytest
 import xxhash
 
 import vecsim
+from tests import slow_events
 from tests.fuzz.traffic import BACKENDS, FILE, Draw
+from tests.property.test_disaggregated_events import check_events
 from tests.property.test_kv_events import chained, check_rank
+from tests.slow_model import Endless
 from tests.trace_text import write
-from vecsim.errors import InputError, SimulationError
+from vecsim.errors import InputError, NotSupportedYetError, SimulationError
 from vecsim.kernels.jit import DISABLED
 from vecsim.replaying import replay
 
@@ -121,14 +124,84 @@ def test_looking_changes_nothing_and_events_obey_their_laws(tmp_path, monkeypatc
     assert kinds["removed"] > 300
 
 
+# --- prefill/decode fleets ------------------------------------------------------------------------
+
+
+def pools(backend="vllm", **rank):
+    pool = {"initial_workers": 1}
+    topology = {"kind": "disaggregated", "prefill": pool, "decode": pool}
+    return {**fleet(backend, **rank), "topology": {**topology, "handoff_latency_ms": 5}}
+
+
+@pytest.mark.parametrize("backend", ["vllm", "trtllm"])
+def test_both_pools_store_a_conversation(backend, tmp_path) -> None:
+    """The prefill pool stores prompts, which have all that was said before; the decode pool the
+    whole of it, when prompts are activated and when blocks are full."""
+    result = replay(pools(backend), workload=turns(tmp_path), observe="kv_events")
+    assert result.requests["reused_input_tokens"].to_list() == [0, 4, 12]
+    columns = ("worker", "kind", *COLUMNS)
+    whole = [(0, "stored", *name) for name in names(SAID)]
+    for pool in ("prefill", "decode"):
+        events = result.kv_events.filter(pool=pool)
+        assert events.select(columns).rows() == whole[:5]
+    # Blocks 1 and 3 of the decode pool are full when tokens are said.
+    activated = result.kv_events.filter(occasion="activate")
+    assert activated["block_hash"].to_list() == [names(SAID)[k][1] for k in (0, 2, 4)]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_random_traffic_of_fleets_equals_the_slow_model(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    compared, met = 0, Counter()
+    for seed in range(920_000, 920_200):
+        draw = Draw(seed, disagg=True)
+        payload, text = draw.payload()
+        if payload["spec"]["engine"]["rank"]["backend"] == "sglang":
+            continue
+        (tmp_path / FILE).write_text(text)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                plain = replay(payload)
+                expected = slow_events.waiting_events(payload, plain.workload)
+            except (InputError, SimulationError, Endless):
+                continue
+            seen = replay(payload, observe="kv_events")
+        assert seen.requests.equals(plain.requests)
+        assert seen.admissions.equals(plain.admissions)
+        assert seen.report == plain.report
+        check_events(seen.kv_events, expected)
+        workload = plain.workload
+        waits = workload.sessions is not None or workload.dependencies is not None
+        if waits:
+            compared += 1
+            met.update(seen.kv_events["kind"].cast(pl.String).to_list())
+            met.update(seen.kv_events["occasion"].cast(pl.String).to_list())
+    assert compared >= 50
+    assert met["stored"] > 500
+    assert min(met["removed"], met["activate"]) > 50
+
+
+def test_fleets_of_sglang_are_named_as_not_supported_yet(tmp_path) -> None:
+    with pytest.raises(NotSupportedYetError, match=r"observe"):
+        replay(pools("sglang"), workload=turns(tmp_path), observe="kv_events")
+
+
 @pytest.mark.skipif(DISABLED, reason="kernels are not compiled")
 def test_every_entry_point_has_one_signature(tmp_path) -> None:
-    from vecsim.kernels import aggregated_sglang_waiting_events, aggregated_waiting_events
+    from vecsim.kernels import (
+        aggregated_sglang_waiting_events,
+        aggregated_waiting_events,
+        disaggregated_waiting_events,
+    )
 
     private = vecsim.synthesize(2, turns=2, input_tokens=9, output_tokens=3)
     for workload in (turns(tmp_path), private, private.lengths_only()):
         for backend in BACKENDS:
             for rank in ({}, {"enable_prefix_caching": False}):
                 replay(fleet(backend, **rank), workload=workload, observe="kv_events")
+                if backend != "sglang":
+                    replay(pools(backend, **rank), workload=workload, observe="kv_events")
+    assert len(disaggregated_waiting_events.run_disaggregated.signatures) == 1
     for entries in (aggregated_waiting_events, aggregated_sglang_waiting_events):
         assert len(entries.run_coupled.signatures) == 1, entries

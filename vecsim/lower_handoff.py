@@ -120,29 +120,33 @@ def _entries(roles: tuple[Role, Role]) -> ModuleType:
 def _watched(state: HandoffState) -> HandoffState:
     """The state of roles that emit KV events."""
     from vecsim.kernels import disaggregated_events
+    from vecsim.kv_events import Watched, words_an_instant
+
+    watched = []
+    for side in (state.prefill, state.decode):
+        rows = lower.checked_rows(side.pools.index.shape[1])
+        blocks = int(side.requests.state[layout.SHARED].sum(dtype=np.int64))
+        watched.append(Watched(side.requests, rows, words_an_instant(blocks, side.ranks)))
+    return observed_sides(state, tuple(watched), disaggregated_events)
+
+
+def observed_sides(
+    state: HandoffState, watched: tuple[Watched, Watched], entries: ModuleType
+) -> HandoffState:
+    """The state with logs of KV events on both sides, and of the steps of the handoffs."""
     from vecsim.kernels.handoff_events import STEP_FIELDS, STEP_KINDS, ObservedSide, Steps
-    from vecsim.kv_events import Watched, new_log, observed, words_an_instant
+    from vecsim.kv_events import new_log, observed
 
     n = state.handoff.requests.shape[1]
     lines = np.zeros((STEP_FIELDS, STEP_KINDS * n))
     steps = Steps(lines, np.zeros(1, np.int64), state.handoff.time)
-    sides, watched = [], []
-    for side in (state.prefill, state.decode):
-        rows = lower.checked_rows(side.pools.index.shape[1])
-        blocks = int(side.requests.state[layout.SHARED].sum(dtype=np.int64))
-        own = Watched(side.requests, rows, words_an_instant(blocks, side.ranks))
+    sides = []
+    for side, own in zip((state.prefill, state.decode), watched, strict=True):
         log = new_log(own, len(side.ranks.fields), coupled=True)
         pools, scratch = observed(side.pools, side.scratch, own, log)
         pools = ObservedSide(*pools, steps)
         sides.append(side._replace(pools=pools, scratch=scratch._replace(pools=pools)))
-        watched.append(own)
-    return replace(
-        state,
-        prefill=sides[0],
-        decode=sides[1],
-        entries=disaggregated_events,
-        watched=tuple(watched),
-    )
+    return replace(state, prefill=sides[0], decode=sides[1], entries=entries, watched=watched)
 
 
 def prompts_only(workload: Workload) -> Workload:

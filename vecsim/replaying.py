@@ -199,8 +199,9 @@ def _check_waits(payload: Payload, workload: Workload, roles: tuple[Role, ...]) 
     graph = workload.dependencies is not None
     if workload.sessions is None and not graph:
         return
-    if role.rank.emit_kv_events and len(roles) > 1:
-        raise NotSupportedYetError("observe", "kv_events of fleets whose requests wait for others")
+    if role.rank.emit_kv_events and len(roles) > 1 and role.backend == "sglang":
+        where = "kv_events of SGLang fleets whose requests wait for others"
+        raise NotSupportedYetError("observe", where)
     spec = payload.spec
     if spec.engine.kv_eviction_policy == "belady":
         expected = "lru: belady looks ahead, and these requests arrive when others have ended"

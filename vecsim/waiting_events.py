@@ -12,8 +12,10 @@ import dataclasses
 import numpy as np
 
 from vecsim.kernels import layout, sharing
+from vecsim.kernels.layout import Pools, Ranks, Requests
 from vecsim.kv_events import Watched, words_an_instant
 from vecsim.lower import State, blocks_of_sequences, checked_rows
+from vecsim.lower_handoff import HandoffState, observed_sides
 from vecsim.waiting import Chains
 
 
@@ -21,10 +23,25 @@ def watched_blocks(state: State, chains: Chains | None) -> State:
     """The state of vLLM-style ranks that emit KV events."""
     from vecsim.kernels import aggregated_waiting_events
 
-    blocks = int(most_blocks(state, chains).sum())
-    rows = state.pools.index.shape[1]
-    watched = Watched(state.requests, rows, words_an_instant(blocks, state.ranks))
+    watched = _watched(state.requests, state.pools, state.ranks, chains)
     return dataclasses.replace(state, entries=aggregated_waiting_events, watched=watched)
+
+
+def watched_sides(state: HandoffState, chains: Chains | None) -> HandoffState:
+    """The state of prefill and decode pools of vLLM-style ranks that emit KV events."""
+    from vecsim.kernels import disaggregated_waiting_events
+
+    prefill, decode = (
+        _watched(side.requests, side.pools, side.ranks, chains)
+        for side in (state.prefill, state.decode)
+    )
+    return observed_sides(state, (prefill, decode), disaggregated_waiting_events)
+
+
+def _watched(requests: Requests, pools: Pools, ranks: Ranks, chains: Chains | None) -> Watched:
+    """vLLM-style ranks of one pool."""
+    blocks = int(_most_blocks(requests, ranks, chains).sum())
+    return Watched(requests, pools.index.shape[1], words_an_instant(blocks, ranks))
 
 
 def watched_pages(state: State, chains: Chains | None, paths: sharing.Paths) -> State:
@@ -33,7 +50,7 @@ def watched_pages(state: State, chains: Chains | None, paths: sharing.Paths) -> 
 
     columns = state.requests.state
     per_node = paths.blocks_per_node[0]
-    pages = most_blocks(state, chains)
+    pages = _most_blocks(state.requests, state.ranks, chains)
     family = columns[layout.FAMILY]
     own = np.zeros(len(pages), np.int64)
     np.maximum.at(own, family, pages)
@@ -47,9 +64,9 @@ def watched_pages(state: State, chains: Chains | None, paths: sharing.Paths) -> 
     return dataclasses.replace(state, entries=aggregated_sglang_waiting_events, watched=watched)
 
 
-def most_blocks(state: State, chains: Chains | None) -> np.ndarray:
+def _most_blocks(requests: Requests, ranks: Ranks, chains: Chains | None) -> np.ndarray:
     """int64 [n], most full blocks that each request can have, the turns before included."""
-    params = state.ranks.fields[0]
+    params = ranks.fields[0]
     if chains is None:
-        return blocks_of_sequences(state.requests, params)
+        return blocks_of_sequences(requests, params)
     return chains.reach // params[layout.BLOCK_SIZE]

@@ -75,7 +75,12 @@ def lower_waiting_handoff(
     set_transfers(handoff, roles, topology)
     handoff.time[kernel.HORIZON] = horizon_ms
     prefill = set_tokenization(prefill, handoff, tokenization)
-    return HandoffState(prefill, decode, handoff, order, _entries(roles))
+    state = HandoffState(prefill, decode, handoff, order, _entries(roles))
+    if not roles[0].rank.emit_kv_events:
+        return state
+    from vecsim.waiting_events import watched_sides
+
+    return watched_sides(state, chains)
 
 
 def _entries(roles: tuple[Role, Role]) -> ModuleType:
@@ -104,7 +109,7 @@ def _side(
     params, factors = lower.params_of(role, longest, "lru", timing)
     rank = set_role(role, params, factors)
     caching = bool(params[layout.PREFIX_CACHING])
-    if np.any((own.input_length == 0) & (limit > 0)):
+    if rank.emit_kv_events or np.any((own.input_length == 0) & (limit > 0)):
         # As in `lower_handoff`.
         params[layout.SINGLE_COPIES] = caching
     known, known_order = own, order

@@ -66,6 +66,19 @@ def check_names(fast: list[tuple], slow: list[tuple], names: dict[int, int]) -> 
         assert parent == (None if slow_parent is None else names[slow_parent])
 
 
+def check_events(frame: pl.DataFrame, expected: list[tuple]) -> None:
+    """The events of all ranks, and nothing else."""
+    names: dict[str, dict[int, int]] = {"prefill": {}, "decode": {}}
+    for pool, worker, rank, slow in expected:
+        own = frame.filter(pool=pool, worker=worker, rank=rank)
+        check_names(events_of(own), slow, names[pool])
+        if len(own):
+            check_rank(own)
+    for called in names.values():
+        assert len(set(called.values())) == len(called)
+    assert frame.height == sum(len(e[4]) for *_, slow in expected for e in slow)
+
+
 def check_steps(observed: Result) -> None:
     """Steps of a handoff stand in the order of their kinds, at the instants of the requests."""
     log = observed.outcome.handoff.steps
@@ -104,15 +117,7 @@ def test_equal_those_of_the_slow_model(kind):
             expected = slow_events.events(payload)
         except Endless:
             continue
-        names: dict[str, dict[int, int]] = {"prefill": {}, "decode": {}}
-        for pool, worker, rank, slow in expected:
-            own = frame.filter(pool=pool, worker=worker, rank=rank)
-            check_names(events_of(own), slow, names[pool])
-            if len(own):
-                check_rank(own)
-        for called in names.values():
-            assert len(set(called.values())) == len(called)
-        assert frame.height == sum(len(e[4]) for *_, slow in expected for e in slow)
+        check_events(frame, expected)
     assert met["pass_end"] > 60
     assert met["activate"] > 40
     assert met["removed"] > 20
