@@ -26,7 +26,16 @@ from vecsim.kernels.events import (
 )
 from vecsim.kernels.hashing import SEED, chained, output_token, xxh3_64
 from vecsim.kernels.jit import entry, inner
-from vecsim.kernels.layout import ADMISSIONS, BLOCK_SIZE, COMPUTED, GENERATED, ISL, NONE
+from vecsim.kernels.layout import (
+    ADMISSIONS,
+    BLOCK_SIZE,
+    COMPUTED,
+    DEADLOCK,
+    GENERATED,
+    ISL,
+    NONE,
+    REASON,
+)
 
 TOKENS_HASH, BLOCK_HASH = (np.int64(k) for k in range(2))
 
@@ -97,7 +106,8 @@ def _hash_tokens(tokens, index, start, size):
 # --- hashes ---------------------------------------------------------------------------------------
 @entry
 def hash_rows(requests, s, order, tokens, hashes, before):
-    """Hashes of all blocks that admitted or activated requests may have computed.
+    """Hashes of all blocks that admitted or activated requests may have computed, one that a
+    deadlock ended while it waited included.
 
     Args:
         requests: `layout.Requests` after the run, with the rows that the log names.
@@ -110,7 +120,8 @@ def hash_rows(requests, s, order, tokens, hashes, before):
     state = requests.state
     block_size = s[BLOCK_SIZE]
     for q in range(len(order)):
-        if state[ADMISSIONS, q] == 0 and state[COMPUTED, q] == 0:
+        waited = state[REASON, q] == DEADLOCK
+        if state[ADMISSIONS, q] == 0 and state[COMPUTED, q] == 0 and not waited:
             continue
         index = order[q]
         blocks = (np.int64(state[ISL, q]) + state[GENERATED, q]) // block_size

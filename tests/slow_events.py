@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from tests import slow_disaggregated
 from tests.slow_disaggregated import Fleet, Pool
+from tests.slow_events_sglang import WatchedSglangFleet
 from tests.slow_rank import Pool as Blocks
 
 Event = tuple[int, float, str, int | None, list[int]]
@@ -116,10 +117,12 @@ class WatchedFleet(Fleet):
 
 def events(payload: dict) -> list[tuple[str, int, int, list[Event]]]:
     """(pool, worker, rank, events) of all ranks. Raises `slow_model.Endless`."""
-    fleet = WatchedFleet(payload)
+    engine = payload.get("spec", payload)["engine"]
+    backend = (engine.get("decode") or engine)["rank"].get("backend")
+    fleet = WatchedSglangFleet(payload) if backend == "sglang" else WatchedFleet(payload)
     fleet.run()
     return [
-        (name, k, r, rank.pool.events)
+        (name, k, r, (rank.tree if backend == "sglang" else rank.pool).events)
         for name, pool in zip(("prefill", "decode"), fleet.pools, strict=True)
         for k, w in enumerate(pool.workers)
         for r, rank in enumerate(w.ranks)

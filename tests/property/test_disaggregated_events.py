@@ -24,6 +24,12 @@ KINDS = {
     "vllm_cut": ("time_limit", "prefix"),
     "trtllm": ("trtllm", "prefix", "small_pool"),
     "trtllm_ranks": ("trtllm", "dp", "workers", "prefix"),
+    "sglang": ("sglang", "prefix"),
+    "sglang_small": ("sglang", "prefix", "small_pool", "closed_loop"),
+    "sglang_ranks": ("sglang", "dp", "workers", "prefix"),
+    "sglang_planned": ("sglang", "planned", "small_pool"),
+    "sglang_empty": ("sglang", "empty_prompt", "small_pool", "prefix"),
+    "sglang_cut": ("sglang", "time_limit", "prefix"),
 }
 FIRST_SEED = 760_000
 INSTANTS = {
