@@ -8,13 +8,21 @@ from vecsim.kernels.handoff import AWAKE, TO_DRIVE
 from vecsim.kernels.handoff_queues import dp_size_of
 from vecsim.kernels.jit import inner
 from vecsim.kernels.layout import (
+    ACTIVATED_HEAD,
     ASIDE,
     CAPACITY_VERSION,
+    CLOCK,
+    COUNTDOWN_END,
     EFFECT,
+    NEW_TOKEN_RATIO,
     PARTICIPATES,
+    PREFILL_LEFT,
     PREFILL_SCHEDULE_INTERVAL,
     QUEUE_HEAD,
+    RATIO_INIT,
+    READY_HEAD,
     REFUSED_VERSION,
+    RUNNING,
     STEP,
 )
 
@@ -28,6 +36,26 @@ def has_effect(side, worker, dp_size):
         if s[PARTICIPATES] != 0:
             effect += s[EFFECT]
     return effect > 0
+
+
+@inner
+def count_down_idle(side, worker, dp_size):
+    """Where nothing runs, the passes for which prefills are put off take no time: one stands for
+    all of them, if there is anybody to look at, and new_token_ratio starts anew."""
+    w = side.workers.state[worker]
+    if w[PREFILL_LEFT] == 0:
+        return
+    waiting = np.int64(0)
+    for r in range(worker * dp_size, (worker + 1) * dp_size):
+        s = side.ranks.fields[r]
+        if s[RUNNING] > 0 or s[ACTIVATED_HEAD] >= 0:
+            return
+        waiting = max(waiting, np.int64(s[READY_HEAD] >= 0))
+    w[PREFILL_LEFT] = waiting
+    for r in range(worker * dp_size, (worker + 1) * dp_size):
+        f = side.ranks.factors[r]
+        f[COUNTDOWN_END] = side.workers.time[worker, CLOCK]
+        f[NEW_TOKEN_RATIO] = f[RATIO_INIT]
 
 
 @inner
