@@ -151,6 +151,37 @@ def test_sglang_stores_a_prompt_once():
     assert frame[4:].height == 10
 
 
+def test_a_waiting_prompt_of_sglang_outlives_copies_in_the_tree():
+    """At 110 the reservation for c takes the pages that b had, which a still has of its own."""
+    prompt = list(range(10))
+    rows = [request("b", 0, prompt), request("a", 0, prompt), request("c", 0, list(range(50, 62)))]
+    spec = split(rows, backend="sglang")
+    spec["engine"]["decode"] = {
+        "rank": {**spec["engine"]["rank"], "num_gpu_blocks": 6, "max_num_seqs": 1}
+    }
+    requests = observed(spec).requests
+    assert requests["destination_reserved_ms"].to_list() == [0.0, 0.0, 110.0]
+    assert requests["decode_admit_ms"].to_list() == [100.0, 110.0, 210.0]
+    assert in_decode(spec)[0] == [
+        *((0, 100.0, "activate", "stored", own) for _, own in block_hashes(prompt, 4)),
+        *((1, 210.0, "activate", "stored", own) for _, own in block_hashes(range(50, 62), 4)),
+    ]
+
+
+def test_sglang_does_not_store_what_a_waiting_prompt_has():
+    """x generates the second page of the prompt of a, which waits for its slot."""
+    x = request("x", 0, [1, 2, 3, 4], 5, output_token_ids=[5, 6, 7, 8, 9])
+    rows = [x, request("a", 0, list(range(1, 9)))]
+    spec = split(rows, backend="sglang")
+    spec["engine"]["decode"] = {"rank": {**spec["engine"]["rank"], "max_num_seqs": 1}}
+    assert observed(spec).requests["decode_admit_ms"].to_list() == [100.0, 150.0]
+    first, second = (own for _, own in block_hashes(range(1, 9), 4))
+    assert in_decode(spec)[0] == [
+        (0, 100.0, "activate", "stored", first),
+        (1, 100.0, "activate", "stored", second),
+    ]
+
+
 def test_sglang_removes_a_waiting_prompt_with_its_last_copy():
     """The pages of a prompt that a deadlock ends while it waits are gone, but for those that the
     tree has as well; the request that runs had waited for them in vain."""
