@@ -47,12 +47,7 @@ from vecsim.kernels.handoff import (
     HandoffRank,
 )
 from vecsim.kernels.handoff_arrivals import KNOWN_ARRIVALS, HandoffArrivals
-from vecsim.kernels.handoff_passes import (
-    count_down_idle,
-    count_idle_steps,
-    has_effect,
-    somebody_is_due,
-)
+from vecsim.kernels.handoff_passes import count_idle_steps, counts_down, has_effect, somebody_is_due
 from vecsim.kernels.handoff_queues import (
     act,
     act_deferred,
@@ -474,8 +469,10 @@ def bind(
             code = room_for_a_pass(side.ranks, side.pools, side.scratch, worker, dp_size)
             if code != DONE:
                 return code
-            if not (source_first or is_source):
-                count_down_idle(side, worker, dp_size)
+            if not (source_first or is_source) and counts_down(side, worker, dp_size):
+                for r in range(worker * dp_size, (worker + 1) * dp_size):
+                    retry(side, handoff, np.int64(r))
+                continue
             before = w[TERMINALS]
             ended = w[LAST_ENDED]
             code = open_pass(

@@ -39,23 +39,25 @@ def has_effect(side, worker, dp_size):
 
 
 @inner
-def count_down_idle(side, worker, dp_size):
-    """Where nothing runs, the passes for which prefills are put off take no time: one stands for
-    all of them, if there is anybody to look at, and new_token_ratio starts anew."""
+def counts_down(side, worker, dp_size):
+    """Where nothing runs, the passes for which prefills are put off take no time, and
+    new_token_ratio starts anew. One stands for all of them if there is anybody to look at; else
+    whether there is one more at whose end requests can get blocks."""
     w = side.workers.state[worker]
     if w[PREFILL_LEFT] == 0:
-        return
-    waiting = np.int64(0)
+        return False
+    waiting = False
     for r in range(worker * dp_size, (worker + 1) * dp_size):
         s = side.ranks.fields[r]
         if s[RUNNING] > 0 or s[ACTIVATED_HEAD] >= 0:
-            return
-        waiting = max(waiting, np.int64(s[READY_HEAD] >= 0))
-    w[PREFILL_LEFT] = waiting
+            return False
+        waiting |= s[READY_HEAD] >= 0
     for r in range(worker * dp_size, (worker + 1) * dp_size):
         f = side.ranks.factors[r]
         f[COUNTDOWN_END] = side.workers.time[worker, CLOCK]
         f[NEW_TOKEN_RATIO] = f[RATIO_INIT]
+    w[PREFILL_LEFT] = 1 if waiting else w[PREFILL_LEFT] - 1
+    return not waiting
 
 
 @inner

@@ -167,7 +167,7 @@ def defers(requests, w, s, f, lists, now, dp_size):
 def close_group(ranks, requests, w, first, dp_size, passes, start, end):
     """Count down prefill_decode_interval. With nothing to decode, the passes that are left take no
     time, so that one stands for all, and new_token_ratio starts anew; but a destination may get
-    something to decode at this very instant (see `handoff_passes.count_down_idle`)."""
+    something to decode at this very instant (see `handoff_passes.counts_down`)."""
     interval = ranks.fields[first, PREFILL_DECODE_INTERVAL]
     if interval == 0:
         return

@@ -3,7 +3,6 @@
 import pytest
 
 from tests.fuzz import specs, trial
-from vecsim.replaying import replay
 
 SEEDS_PER_FEATURE = 40
 WITH = (
@@ -60,51 +59,3 @@ def test_random_specs_meet_the_edges():
     assert met["failed"] >= 30
     assert met["standstill"] >= 60
     assert met["deadlock"] >= 10
-
-
-RUN_DRY = {
-    "version": 1,
-    "topology": {
-        "kind": "disaggregated",
-        "prefill": {"initial_workers": 1},
-        "decode": {"initial_workers": 1},
-    },
-    "engine": {
-        "rank": {
-            "backend": "sglang",
-            "block_size": 4,
-            "num_gpu_blocks": 20,
-            "timing_model": {"type": "fixed", "prefill_ms": 5, "decode_ms": 1},
-            "prefill_decode_interval": 7,
-        }
-    },
-    "requests": [
-        {"id": "r0", "arrival_time_ms": 1001, "input_tokens": 1, "output_tokens": 1},
-        {"id": "r2", "arrival_time_ms": 1003, "input_tokens": 5, "output_tokens": 2},
-        {
-            "id": "r4",
-            "arrival_time_ms": 1001,
-            "input_tokens": 21,
-            "output_tokens": 4,
-            "input_token_ids": [21, 29, 20, 16] + [0] * 17,
-        },
-        {"id": "r6", "arrival_time_ms": 1000, "input_tokens": 17, "output_tokens": 0},
-        {
-            "id": "r7",
-            "arrival_time_ms": 1001,
-            "input_tokens": 13,
-            "output_tokens": 4,
-            "input_token_ids": [21, 29, 20, 16] + [0] * 9,
-        },
-        {"id": "r9", "arrival_time_ms": 1000.2171462707915, "input_tokens": 36, "output_tokens": 6},
-    ],
-}
-"""The last runner ends at the instant at which another one comes; r4 was retracted, and waits for
-the end of the countdown."""
-
-
-def test_a_countdown_goes_on_with_those_who_come_when_nothing_runs():
-    assert trial.run(RUN_DRY, "vecsim", None).lines == []
-    requests = replay(RUN_DRY).requests
-    # The reference's answer.
-    assert requests.filter(request_id="r4")["last_token_ms"].to_list() == [1022.0]
