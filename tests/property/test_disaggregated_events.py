@@ -29,7 +29,7 @@ KINDS = {
     "sglang_ranks": ("sglang", "dp", "workers", "prefix"),
     "sglang_planned": ("sglang", "planned", "small_pool"),
     "sglang_empty": ("sglang", "empty_prompt", "small_pool", "prefix"),
-    "sglang_cut": ("sglang", "time_limit", "small_pool", "prefix"),
+    "sglang_cut": ("sglang", "time_limit", "prefix"),
 }
 FIRST_SEED = 760_000
 INSTANTS = {
@@ -132,6 +132,7 @@ def test_equal_those_of_the_slow_model(kind):
         assert frame.height == sum(len(e[4]) for *_, slow in expected for e in slow)
     assert met["pass_end"] > 60
     assert met["activate"] > 40
-    assert met["removed"] > 20
+    if "time_limit" not in KINDS[kind]:
+        assert met["removed"] > 20
     if "small_pool" in KINDS[kind]:
         assert met["reserve"] > 3
