@@ -52,6 +52,7 @@ from vecsim.kernels.handoff_passes import (
     count_idle_steps,
     count_idle_time,
     count_to_the_end,
+    counts_down,
     goes_on,
     has_effect,
     somebody_is_due,
@@ -464,6 +465,10 @@ def bind(
             code = room_for_a_pass(side.ranks, side.pools, side.scratch, worker, dp_size)
             if code != DONE:
                 return code
+            if not (source_first or is_source) and counts_down(side, worker, dp_size):
+                for r in range(worker * dp_size, (worker + 1) * dp_size):
+                    retry(side, handoff, np.int64(r))
+                continue
             before = w[TERMINALS]
             ended = w[LAST_ENDED]
             code = open_pass(

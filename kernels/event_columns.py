@@ -30,10 +30,12 @@ from vecsim.kernels.layout import (
     ADMISSIONS,
     BLOCK_SIZE,
     COMPUTED,
+    DEADLOCK,
     FAMILY,
     GENERATED,
     ISL,
     NONE,
+    REASON,
 )
 
 TOKENS_HASH, BLOCK_HASH = (np.int64(k) for k in range(2))
@@ -127,7 +129,8 @@ def _hash_tokens(requests, order, tokens, q, start, size):
 # --- hashes ---------------------------------------------------------------------------------------
 @entry
 def hash_rows(requests, s, order, tokens, hashes, before):
-    """Hashes of all blocks that admitted or activated requests may have computed.
+    """Hashes of all blocks that admitted or activated requests may have computed, one that a
+    deadlock ended while it waited included.
 
     Args:
         requests: `layout.Requests` after the run, with the rows that the log names.
@@ -140,7 +143,8 @@ def hash_rows(requests, s, order, tokens, hashes, before):
     state = requests.state
     block_size = s[BLOCK_SIZE]
     for q in range(len(order)):
-        if state[ADMISSIONS, q] == 0 and state[COMPUTED, q] == 0:
+        waited = state[REASON, q] == DEADLOCK
+        if state[ADMISSIONS, q] == 0 and state[COMPUTED, q] == 0 and not waited:
             continue
         q = np.int64(q)
         blocks = (np.int64(state[ISL, q]) + state[GENERATED, q]) // block_size

@@ -13,6 +13,7 @@ import numpy as np
 
 from vecsim.kernels.events import EventLog
 from vecsim.kernels.jit import inner
+from vecsim.kernels.layout import Requests
 
 SOURCE_HELD, ACCEPTED, RESERVED, ACTIVATED, SOURCE_RELEASED, COMPLETED = (
     np.int64(k) for k in range(6)
@@ -40,6 +41,20 @@ class ObservedSide(NamedTuple):
     forecast: np.ndarray
     users: np.ndarray
     events: EventLog
+    steps: Steps
+
+
+class ObservedTrees(NamedTuple):
+    """`events.ObservedForest` with the steps of the handoffs."""
+
+    nodes: np.ndarray
+    table: np.ndarray
+    state: np.ndarray
+    order: np.ndarray
+    forecast: np.ndarray
+    users: np.ndarray
+    events: EventLog
+    named: Requests
     steps: Steps
 
 

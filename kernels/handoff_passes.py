@@ -8,21 +8,28 @@ from vecsim.kernels.handoff import AWAKE, TO_DRIVE
 from vecsim.kernels.handoff_queues import dp_size_of
 from vecsim.kernels.jit import inner
 from vecsim.kernels.layout import (
+    ACTIVATED_HEAD,
     ASIDE,
     CAPACITY_VERSION,
     CLOCK,
+    COUNTDOWN_END,
     EFFECT,
     FREE,
     IDLE,
     KV_BLOCK_MS,
+    NEW_TOKEN_RATIO,
     NO_PASS,
     NUM_BLOCKS,
     PARTICIPATES,
     PASS_END,
     PENDING,
+    PREFILL_LEFT,
     PREFILL_SCHEDULE_INTERVAL,
     QUEUE_HEAD,
+    RATIO_INIT,
+    READY_HEAD,
     REFUSED_VERSION,
+    RUNNING,
     STEP,
     STRETCH,
 )
@@ -49,6 +56,28 @@ def goes_on(decode, worker):
         return False
     w = decode.workers.state[worker]
     return w[PENDING] == STRETCH and not is_last_ahead(w)
+
+
+@inner
+def counts_down(side, worker, dp_size):
+    """Where nothing runs, the passes for which prefills are put off take no time, and
+    new_token_ratio starts anew. One stands for all of them if there is anybody to look at; else
+    whether there is one more at whose end requests can get blocks."""
+    w = side.workers.state[worker]
+    if w[PREFILL_LEFT] == 0:
+        return False
+    waiting = False
+    for r in range(worker * dp_size, (worker + 1) * dp_size):
+        s = side.ranks.fields[r]
+        if s[RUNNING] > 0 or s[ACTIVATED_HEAD] >= 0:
+            return False
+        waiting |= s[READY_HEAD] >= 0
+    for r in range(worker * dp_size, (worker + 1) * dp_size):
+        f = side.ranks.factors[r]
+        f[COUNTDOWN_END] = side.workers.time[worker, CLOCK]
+        f[NEW_TOKEN_RATIO] = f[RATIO_INIT]
+    w[PREFILL_LEFT] = 1 if waiting else w[PREFILL_LEFT] - 1
+    return not waiting
 
 
 @inner

@@ -6,6 +6,9 @@ stored pages of which the first follows its last. Events are seen when the rank 
 of every prefill pass that computes tokens, of every 40th decode pass, and of any that leaves
 nothing running. (The reference's behaviour; its readable source is older and stores earlier.)
 
+On a decode rank there are prompts that were stored before they enter the tree (see
+sglang_roles_events.py): as long as they wait, none of their pages is stored or removed.
+
 The front takes its pages pass by pass while a stretch is walked (see vllm_events.py).
 """
 
@@ -39,20 +42,25 @@ from vecsim.kernels.events import (
 )
 from vecsim.kernels.jit import inner
 from vecsim.kernels.layout import (
+    ACTIVATED_HEAD,
     BATCHED,
     BLOCK_SIZE,
     END,
     ENDS,
     FREE,
     GROWTH_OFFSET,
+    ISL,
+    NEXT,
     NONE,
     OWNER,
+    PAGE_SIZE,
     PARTICIPATES,
     PREFILL_TOKENS,
     RUNNING,
     SCHEDULER_ID,
     TICK,
 )
+from vecsim.kernels.radix import common_depth
 from vecsim.kernels.rebinding import rebound
 from vecsim.kernels.worker import Scheduler
 
@@ -77,14 +85,31 @@ def log_pages(pools, s, q, first, end, kind, following):
 
 
 @inner
+def pages_activated(pools, s, q, pages):
+    """How many of the first `pages` pages of a request's path belong to prompts that were activated
+    and wait for a slot."""
+    state = pools.named.state
+    depth = np.int64(0)
+    other = s[ACTIVATED_HEAD]
+    while other >= 0 and depth < pages:
+        full = min(np.int64(state[ISL, other]) // s[PAGE_SIZE], pages)
+        if full > depth:
+            depth = max(depth, common_depth(pools.named, s, q, other, np.int64(0), full))
+        other = np.int64(state[NEXT, other])
+    return depth
+
+
+@inner
 def cut_tail(pools, s, leaf, pages):
     """Take the last `pages` pages off a leaf, which are gone."""
     end = np.int64(pools.nodes[END, leaf])
     owner = np.int64(pools.nodes[OWNER, leaf])
-    state = pools.events.ranks[:, s[SCHEDULER_ID]]
-    log_pages(pools, s, owner, end - pages, end, state[NEXT_REMOVED], REMOVED_NEXT)
-    state[NEXT_REMOVED] = REMOVED_NEXT
-    state[LAST_STORED] = NONE
+    first = max(end - pages, pages_activated(pools, s, owner, end))
+    if first < end:
+        state = pools.events.ranks[:, s[SCHEDULER_ID]]
+        log_pages(pools, s, owner, first, end, state[NEXT_REMOVED], REMOVED_NEXT)
+        state[NEXT_REMOVED] = REMOVED_NEXT
+        state[LAST_STORED] = NONE
     pools.nodes[END, leaf] = end - pages
 
 
@@ -113,7 +138,7 @@ def insert(requests, pools, s, q, start, depth, last):
     """Hand pages to the tree (see `radix.insert`); those that were not there are stored."""
     free = s[FREE]
     end = _tree.insert(requests, pools, s, q, start, depth, last)
-    first = depth + s[FREE] - free
+    first = max(depth + s[FREE] - free, pages_activated(pools, s, q, last))
     if first < last:
         state = pools.events.ranks[:, s[SCHEDULER_ID]]
         kind = STORED_NEXT if continues(pools, s, q, first, state) else STORED_FIRST
@@ -129,12 +154,18 @@ _sglang = rebound(sglang, _tree, _pages, _batch)
 
 # --- reports --------------------------------------------------------------------------------------
 @inner
-def report(pools, s, now):
+def hand_over(pools, s, now, occasion):
     """All that was logged can be seen from `now` on."""
-    mark_visible(pools.events, s, now, AT_PASS_END)
+    mark_visible(pools.events, s, now, occasion)
     state = pools.events.ranks[:, s[SCHEDULER_ID]]
     state[NEXT_REMOVED] = REMOVED_FIRST
     state[LAST_STORED] = NONE
+
+
+@inner
+def report(pools, s, now):
+    """All that passes brought about can be seen from `now` on."""
+    hand_over(pools, s, now, AT_PASS_END)
 
 
 @inner
@@ -196,7 +227,7 @@ def observing(plain: Scheduler) -> Scheduler:
     def apply(requests, pools, times, scratch, w, s, f, lists, start, end):
         """Step 4 of a pass, and the report after it."""
         due = s[PREFILL_TOKENS] > 0
-        if s[BATCHED] == 0 and s[RUNNING] > 0:
+        if s[BATCHED] == 0 and sglang.decodes(s):
             count_decode(pools, s)
             due = report_is_due(pools, s)
         held = apply_pass(requests, pools, times, scratch, w, s, f, lists, start, end)

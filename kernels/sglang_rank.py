@@ -20,6 +20,7 @@ from vecsim.kernels.layout import (
     CHUNKED_PREFILL_SIZE,
     CLIP_MAX_NEW_TOKENS,
     COUNTDOWN_END,
+    DESTINATION,
     FINISH,
     FREE,
     FRONT,
@@ -45,6 +46,7 @@ from vecsim.kernels.layout import (
     RATIO_INIT,
     RATIO_MIN,
     RATIO_STEP,
+    ROLE,
     RUN_OFFSET,
     RUNNING,
     SCHEDULE_POLICY,
@@ -164,7 +166,8 @@ def defers(requests, w, s, f, lists, now, dp_size):
 @inner
 def close_group(ranks, requests, w, first, dp_size, passes, start, end):
     """Count down prefill_decode_interval. With nothing to decode, the passes that are left take no
-    time, so that one stands for all, and new_token_ratio starts anew."""
+    time, so that one stands for all, and new_token_ratio starts anew; but a destination may get
+    something to decode at this very instant (see `handoff_passes.counts_down`)."""
     interval = ranks.fields[first, PREFILL_DECODE_INTERVAL]
     if interval == 0:
         return
@@ -181,7 +184,7 @@ def close_group(ranks, requests, w, first, dp_size, passes, start, end):
         w[PREFILL_LEFT] = interval
     else:
         w[PREFILL_LEFT] = max(w[PREFILL_LEFT] - passes, np.int64(0))
-    if running == 0 and w[PREFILL_LEFT] > 0:
+    if running == 0 and w[PREFILL_LEFT] > 0 and ranks.fields[first, ROLE] != DESTINATION:
         idle = True
         w[PREFILL_LEFT] = 1
         countdown_end = end

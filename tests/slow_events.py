@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from tests import slow_disaggregated, slow_sessions
 from tests.slow_disaggregated import Fleet, Pool
+from tests.slow_events_sglang import WatchedSglangFleet
 from tests.slow_rank import Pool as Blocks
 from vecsim.workload import Workload
 
@@ -125,7 +126,9 @@ class WatchedGraph(slow_sessions.GraphPools, WatchedFleet):
 
 def events(payload: dict) -> list[tuple[str, int, int, list[Event]]]:
     """(pool, worker, rank, events) of all ranks. Raises `slow_model.Endless`."""
-    fleet = WatchedFleet(payload)
+    engine = payload.get("spec", payload)["engine"]
+    backend = (engine.get("decode") or engine)["rank"].get("backend")
+    fleet = WatchedSglangFleet(payload) if backend == "sglang" else WatchedFleet(payload)
     fleet.run()
     return _events(fleet)
 
@@ -138,7 +141,7 @@ def waiting_events(payload: dict, workload: Workload) -> list[tuple[str, int, in
 
 def _events(fleet: WatchedFleet) -> list[tuple[str, int, int, list[Event]]]:
     return [
-        (name, k, r, rank.pool.events)
+        (name, k, r, (rank.tree if hasattr(rank, "tree") else rank.pool).events)
         for name, pool in zip(("prefill", "decode"), fleet.pools, strict=True)
         for k, w in enumerate(pool.workers)
         for r, rank in enumerate(w.ranks)

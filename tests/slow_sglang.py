@@ -155,11 +155,15 @@ class Tree:
             leaf = min(leaves, key=self._rank)
             take = 1 if self.forecast else min(count - freed, len(leaf.key))
             freed += take
-            if take == len(leaf.key):
-                del leaf.parent.children[leaf.key[0]]
-            else:
-                leaf.key = leaf.key[:-take]
+            self._cut(leaf, take)
         return freed
+
+    def _cut(self, leaf: Node, count: int) -> None:
+        """Takes the last `count` pages off a leaf."""
+        if count == len(leaf.key):
+            del leaf.parent.children[leaf.key[0]]
+        else:
+            leaf.key = leaf.key[:-count]
 
     def _rank(self, leaf: Node) -> tuple[int, int]:
         return 0 if self.forecast is None else -self.forecast.next_use(leaf.key[-1]), leaf.time

@@ -97,22 +97,146 @@ def test_prefill_and_decode_pools(backend):
     assert engine.stored_hashes(frame.filter(pool="prefill")).tolist() == prompt * 2
 
 
-def test_a_reservation_evicts():
+IN_DECODE = ("event_id", "observed_at_ms", "occasion", "kind", "tokens_hash")
+
+
+def in_decode(spec):
+    """What the decode rank announces, `IN_DECODE` of each block, and how the requests ended."""
+    result = observed(spec)
+    ends = [reason or status for status, reason in result.requests[:, ENDS].rows()]
+    return result.kv_events.filter(pool="decode").select(IN_DECODE).rows(), ends
+
+
+ENDS = ("terminal_status", "terminal_reason")
+
+
+def test_sglang_pools():
+    """As vLLM's, but the pages of both outputs are reported when nothing runs any more."""
+    rows = [request("a", 0, list(range(8)), 6), request("b", 7, list(range(10)), 6)]
+    frame = observed(split(rows, 5.0, prefill=2, backend="sglang")).kv_events
+    columns = ("pool", "worker", "event_id", "observed_at_ms", "occasion", "kind")
+    assert frame.select(columns).rows() == [
+        *(2 * [("prefill", 0, 0, 100.0, "pass_end", "stored")]),
+        *(2 * [("prefill", 1, 0, 107.0, "pass_end", "stored")]),
+        *(2 * [("decode", 0, 0, 105.0, "activate", "stored")]),
+        ("decode", 0, 1, 175.0, "pass_end", "stored"),
+        *(2 * [("decode", 0, 2, 175.0, "pass_end", "stored")]),
+    ]
+    prompt = [9143094415614847814, 12124091508212882195]
+    assert vecsim.stored_hashes(frame)[:6].tolist() == prompt * 3
+    parents = frame["parent_hash"][6:].to_list()
+    assert parents == [9510318385840434533] * 2 + [frame["block_hash"][7]]
+
+
+def test_sglang_stores_a_prompt_once():
+    """While the prompts wait for a slot, and when they get it: what is stored already is not stored
+    again, whether it is in the tree by then or not."""
+    x, a = [20, 21, 22, 23], list(range(8))
+    b = [*range(8), 9, 9, 9, 9]
+    rows = [request("x", 0, x, 3), request("a", 0, a), request("b", 0, b), request("c", 0, a)]
+    got, _ = in_decode(split(rows, 150.0, backend="sglang", max_num_seqs=1))
+    assert got == [
+        (0, 250.0, "activate", "stored", tokens_hash(x)),
+        *((1, 350.0, "activate", "stored", own) for _, own in block_hashes(a, 4)),
+        (2, 450.0, "activate", "stored", tokens_hash([9] * 4)),
+    ]
+    spec = split([request("x", 0, x, 40), *rows[1:]], 150.0, backend="sglang", max_num_seqs=1)
+    result = observed(spec)
+    assert result.requests["destination_activated_ms"].to_list() == [250.0, 350.0, 450.0, 550.0]
+    assert result.requests["decode_admit_ms"].to_list() == [250.0, 650.0, 660.0, 670.0]
+    frame = result.kv_events.filter(pool="decode")
+    assert frame.select(IN_DECODE).rows()[:4] == got
+    # What x has generated comes with the first report.
+    assert set(frame[4:].select(IN_DECODE[:4]).rows()) == {(3, 650.0, "pass_end", "stored")}
+    assert frame[4:].height == 10
+
+
+def test_a_waiting_prompt_of_sglang_outlives_copies_in_the_tree():
+    """At 110 the reservation for c takes the pages that b had, which a still has of its own."""
+    prompt = list(range(10))
+    rows = [request("b", 0, prompt), request("a", 0, prompt), request("c", 0, list(range(50, 62)))]
+    spec = split(rows, backend="sglang")
+    spec["engine"]["decode"] = {
+        "rank": {**spec["engine"]["rank"], "num_gpu_blocks": 6, "max_num_seqs": 1}
+    }
+    requests = observed(spec).requests
+    assert requests["destination_reserved_ms"].to_list() == [0.0, 0.0, 110.0]
+    assert requests["decode_admit_ms"].to_list() == [100.0, 110.0, 210.0]
+    assert in_decode(spec)[0] == [
+        *((0, 100.0, "activate", "stored", own) for _, own in block_hashes(prompt, 4)),
+        *((1, 210.0, "activate", "stored", own) for _, own in block_hashes(range(50, 62), 4)),
+    ]
+
+
+def test_sglang_does_not_store_what_a_waiting_prompt_has():
+    """x generates the second page of the prompt of a, which waits for its slot."""
+    x = request("x", 0, [1, 2, 3, 4], 5, output_token_ids=[5, 6, 7, 8, 9])
+    rows = [x, request("a", 0, list(range(1, 9)))]
+    spec = split(rows, backend="sglang")
+    spec["engine"]["decode"] = {"rank": {**spec["engine"]["rank"], "max_num_seqs": 1}}
+    assert observed(spec).requests["decode_admit_ms"].to_list() == [100.0, 150.0]
+    first, second = (own for _, own in block_hashes(range(1, 9), 4))
+    assert in_decode(spec)[0] == [
+        (0, 100.0, "activate", "stored", first),
+        (1, 100.0, "activate", "stored", second),
+    ]
+
+
+def test_sglang_removes_a_waiting_prompt_with_its_last_copy():
+    """The pages of a prompt that a deadlock ends while it waits are gone, but for those that the
+    tree has as well; the request that runs had waited for them in vain."""
+    x, a = [20, 21, 22, 23], [20, 21, 22, 23, *range(8)]
+    rows = [request("x", 0, x, 30), request("a", 0, a, 2)]
+    spec = split(rows, 5.0, backend="sglang", max_num_seqs=1)
+    spec["engine"]["decode"] = {"rank": {**spec["engine"]["rank"], "num_gpu_blocks": 5}}
+    own = block_hashes(a, 4)[1:]
+    got, ends = in_decode(spec)
+    assert ends == ["kv_capacity_exhausted", "deadlock"]
+    assert got == [
+        (0, 105.0, "activate", "stored", tokens_hash(x)),
+        *((1, 205.0, "activate", "stored", tokens) for _, tokens in own),
+        *(2 * [(2, 205.0, "release", "removed", None)]),
+    ]
+    gone = observed(spec).kv_events.filter(kind="removed")["block_hash"].to_list()
+    assert gone == [block for block, _ in own]
+
+
+def test_a_command_hands_over_what_sglang_held_back():
+    """A rank does not report after a decode pass, unless it is the 40th; the page that a has
+    generated by 135 is seen when the prompt of b is stored behind it."""
+    rows = [request("x", 0, [1, 2, 3], 30), request("a", 0, [4, 5, 6], 3)]
+    rows.append(request("b", 50, [5, 6, 7, 8], 2))
+    got, _ = in_decode(split(rows, 5.0, backend="sglang"))
+    assert [row[:4] for row in got[:2]] == [
+        (0, 205.0, "pass_end", "stored"),
+        (1, 205.0, "activate", "stored"),
+    ]
+    assert got[1][4] == tokens_hash([5, 6, 7, 8])
+    got, _ = in_decode(split(rows[:2], 5.0, backend="sglang"))
+    assert got[0][1:4] == (405.0, "pass_end", "stored")
+    got, _ = in_decode(split([request("x", 0, [1, 2, 3], 50), rows[1]], 5.0, backend="sglang"))
+    assert got[0][1:4] == (505.0, "pass_end", "stored")
+    assert got[1][1] == 605.0
+
+
+@pytest.mark.parametrize("backend", ["vllm", "sglang"])
+def test_a_reservation_evicts(backend):
     """The block of a finished request goes when the next reservation takes its place."""
     rows = [request("a", 0, [1, 2, 3, 4], 2), request("b", 300, [5, 6, 7, 8, 9], 2)]
-    spec = split(rows, 50.0)
+    spec = split(rows, 50.0, backend=backend)
     spec["engine"]["decode"] = {"rank": {**spec["engine"]["rank"], "num_gpu_blocks": 2}}
-    frame = observed(spec).kv_events.filter(pool="decode")
-    columns = ("event_id", "observed_at_ms", "occasion", "kind", "tokens_hash")
-    assert frame.select(columns).rows() == [
+    # SGLang asks the destination first.
+    reserved_ms = {"vllm": 400.0, "sglang": 300.0}[backend]
+    assert in_decode(spec)[0] == [
         (0, 150.0, "activate", "stored", tokens_hash([1, 2, 3, 4])),
-        (1, 400.0, "reserve", "removed", None),
+        (1, reserved_ms, "reserve", "removed", None),
         (2, 450.0, "activate", "stored", tokens_hash([5, 6, 7, 8])),
     ]
 
 
-def test_a_time_limit_between_reservation_and_activation():
-    spec = split([request("a", 0, 8, 2)], 50.0)
+@pytest.mark.parametrize("backend", ["vllm", "sglang"])
+def test_a_time_limit_between_reservation_and_activation(backend):
+    spec = split([request("a", 0, 8, 2)], 50.0, backend=backend)
     spec["max_sim_time_ms"] = 149
     assert observed(spec).kv_events["pool"].unique().to_list() == ["prefill"]
     spec["max_sim_time_ms"] = 150

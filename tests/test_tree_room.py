@@ -1,7 +1,7 @@
 """Radix trees grow in time: no worker finds the nodes used up that it was promised.
 
 The programs run without JIT, where an index past the end of an array is an error, with as few
-nodes to begin with as the fleet gets along with.
+nodes to begin with as the fleet gets along with, and with the least room for KV events.
 """
 
 import os
@@ -13,9 +13,10 @@ import pytest
 
 PROGRAM = """
 import vecsim
-from vecsim import lower
+from vecsim import kv_events, lower
 
 lower._FIRST_NODES = 1
+kv_events._SLACK_WORDS = 0
 row = {"arrival_time_ms": 0, "input_tokens": 9, "output_tokens": 12}
 requests = [
     {"id": f"r{k}", **row, "input_token_ids": [1] * 8 + [2 + k % 4]} for k in range(4 * WORKERS)
@@ -30,7 +31,7 @@ spec = {
     "max_in_flight": 4 * WORKERS,
     **MORE,
 }
-requests = vecsim.replay(spec).requests
+requests = vecsim.replay(spec, observe=OBSERVE).requests
 counts = requests["terminal_status"].value_counts().rows()
 print(dict(sorted(counts)), requests["terminal_time_ms"].max())
 """
@@ -40,6 +41,7 @@ AGGREGATED = {"kind": "aggregated", "workers": POOL}
 DISAGGREGATED = {"kind": "disaggregated", "prefill": POOL, "decode": POOL}
 
 
+@pytest.mark.parametrize("observe", [None, "kv_events"])
 @pytest.mark.parametrize(
     ("topology", "more", "printed"),
     [
@@ -50,10 +52,10 @@ DISAGGREGATED = {"kind": "disaggregated", "prefill": POOL, "decode": POOL}
         (DISAGGREGATED, {}, "{'completed': 96} 34.0"),
     ],
 )
-def test_all_finish_at_once(topology, more, printed):
-    program = f"WORKERS = 24\nTOPOLOGY = {topology}\nMORE = {more}\n{PROGRAM}"
+def test_all_finish_at_once(topology, more, printed, observe):
+    fleet = f"WORKERS = 24\nTOPOLOGY = {topology}\nMORE = {more}\nOBSERVE = {observe!r}\n"
     run = subprocess.run(
-        [sys.executable, "-c", program],
+        [sys.executable, "-c", fleet + PROGRAM],
         env={**os.environ, "NUMBA_DISABLE_JIT": "1"},
         cwd=Path(__file__).parents[1],
         capture_output=True,

@@ -98,7 +98,7 @@ def words_an_instant(blocks: int, ranks: Ranks) -> np.ndarray:
     its next pass starts: the end of a pass or stretch of each worker, and the commands of an
     instant. As in `words_a_pass`; `blocks`: of all requests."""
     held = min(blocks, int(ranks.fields[:, layout.NUM_BLOCKS].sum(dtype=np.float64)))
-    return np.array([3 * (2 * blocks + held)])
+    return np.array([4 * (2 * blocks + held)])
 
 
 def new_log(watched: Watched, ranks: int, coupled: bool) -> EventLog:

@@ -215,26 +215,35 @@ def sglang_rooms(ranks: Ranks, starts: np.ndarray) -> tuple[Ranks, Forest]:
 
 
 def _watched_sglang(state: State, paths: sharing.Paths, role: Role) -> State:
-    """The state of SGLang ranks whose pages get rows, by which KV events name them: those of the
-    prefix tree first, then of each request the pages behind its path."""
+    """The state of SGLang ranks that emit KV events."""
     from vecsim.kernels import aggregated_sglang_belady_events, aggregated_sglang_events
     from vecsim.kv_events import Watched, words_a_pass
 
     entries = aggregated_sglang_events
     if isinstance(state.pools, ForecastForest):
         entries = aggregated_sglang_belady_events
-    columns, fields = state.requests.state, state.ranks.fields
-    per_node = paths.blocks_per_node[0]
-    pages = blocks_of_sequences(state.requests, fields[0])
-    own = np.maximum(pages - paths.covered, 0)
-    first = len(paths.marks) * per_node
-    rows = checked_rows(int(first + own.sum())) if role.rank.enable_prefix_caching else 0
-    columns[layout.OWN_FROM] = paths.covered
-    columns[layout.OWN_ROWS] = first + np.cumsum(own) - own
-    named = state.requests._replace(path_rows=paths.nodes * np.int32(per_node))
-    instances = np.bincount(columns[layout.RANK], weights=pages, minlength=len(fields))
+    fields = state.ranks.fields
+    named, rows = named_pages(state.requests, paths, fields[0])
+    pages = blocks_of_sequences(named, fields[0])
+    ranks = named.state[layout.RANK]
+    instances = np.bincount(ranks, weights=pages, minlength=len(fields))
     words = words_a_pass(instances.astype(np.int64), state.ranks, role.dp_size)
     return dataclasses.replace(state, entries=entries, watched=Watched(named, rows, words))
+
+
+def named_pages(
+    requests: Requests, paths: sharing.Paths, params: np.ndarray
+) -> tuple[Requests, int]:
+    """SGLang requests whose pages have rows, by which KV events name them, and the number of rows:
+    those of the prefix tree first, then of each request the pages behind its path."""
+    columns = requests.state
+    per_node = paths.blocks_per_node[0]
+    own = np.maximum(blocks_of_sequences(requests, params) - paths.covered, 0)
+    first = len(paths.marks) * per_node
+    rows = checked_rows(int(first + own.sum())) if params[layout.PREFIX_CACHING] else 0
+    columns[layout.OWN_FROM] = paths.covered
+    columns[layout.OWN_ROWS] = first + np.cumsum(own) - own
+    return requests._replace(path_rows=paths.nodes * np.int32(per_node)), rows
 
 
 def grown_forest(forest: Forests, ranks: Ranks) -> Forests:

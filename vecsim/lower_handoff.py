@@ -17,7 +17,7 @@ import numpy as np
 
 from vecsim import lower
 from vecsim.descriptors import DisaggregatedTopology, Tokenization
-from vecsim.kernels import aggregated, disaggregated, layout, placing
+from vecsim.kernels import aggregated, disaggregated, layout, placing, sharing
 from vecsim.kernels import handoff as kernel
 from vecsim.kernels.handoff import Handoff, Side
 from vecsim.kernels.layout import Forest, Ranks, Requests
@@ -87,15 +87,17 @@ def lower_handoff(
     if not authored_order and np.any(released[1:] < released[:-1]):
         order = np.argsort(released, kind="stable")
     pools = (topology.prefill, topology.decode)
-    sides = []
+    sides, paths = [], []
     for role, pool, timing in zip(roles, pools, timings, strict=True):
         own, placed = workload, None
         if role.stage == "prefill":
             own = prompts_only(workload)
             if role.backend != "sglang":
                 placed = _prompt_ranks(own, order, pool.initial_workers, role.dp_size)
-        side = _side(role, own, order, pool.initial_workers, placed, timing, counted)
+        workers = pool.initial_workers
+        side, own_paths = _side(role, own, order, workers, placed, timing, counted)
         sides.append(side._replace(scratch=new_scratch(side.ranks, record_segments)))
+        paths.append(own_paths)
     prefill, decode = sides
     if max_in_flight is None:
         prefill.requests.time[layout.RELEASED] = lower.in_order(released, order)
@@ -105,7 +107,7 @@ def lower_handoff(
     handoff.time[kernel.HORIZON] = horizon_ms
     prefill = set_tokenization(prefill, handoff, tokenization)
     state = HandoffState(prefill, decode, handoff, order, _entries(roles))
-    return _watched(state) if roles[0].rank.emit_kv_events else state
+    return _watched(state, paths) if roles[0].rank.emit_kv_events else state
 
 
 def _entries(roles: tuple[Role, Role]) -> ModuleType:
@@ -117,24 +119,24 @@ def _entries(roles: tuple[Role, Role]) -> ModuleType:
     return disaggregated_sglang
 
 
-def _watched(state: HandoffState) -> HandoffState:
-    """The state of roles that emit KV events."""
-    from vecsim.kernels import disaggregated_events
-    from vecsim.kv_events import Watched, words_an_instant
-
-    watched = []
-    for side in (state.prefill, state.decode):
-        rows = lower.checked_rows(side.pools.index.shape[1])
-        blocks = int(side.requests.state[layout.SHARED].sum(dtype=np.int64))
-        watched.append(Watched(side.requests, rows, words_an_instant(blocks, side.ranks)))
-    return observed_sides(state, tuple(watched), disaggregated_events)
+def _watched(state: HandoffState, paths: list[sharing.Paths]) -> HandoffState:
+    """The state of roles that emit KV events; `paths`: of the prompts of each side."""
+    sides = zip((state.prefill, state.decode), paths, strict=True)
+    watched = tuple(_watched_side(side, own) for side, own in sides)
+    return observed_sides(state, watched, _watched_entries(state.prefill))
 
 
 def observed_sides(
     state: HandoffState, watched: tuple[Watched, Watched], entries: ModuleType
 ) -> HandoffState:
     """The state with logs of KV events on both sides, and of the steps of the handoffs."""
-    from vecsim.kernels.handoff_events import STEP_FIELDS, STEP_KINDS, ObservedSide, Steps
+    from vecsim.kernels.handoff_events import (
+        STEP_FIELDS,
+        STEP_KINDS,
+        ObservedSide,
+        ObservedTrees,
+        Steps,
+    )
     from vecsim.kv_events import new_log, observed
 
     n = state.handoff.requests.shape[1]
@@ -144,9 +146,39 @@ def observed_sides(
     for side, own in zip((state.prefill, state.decode), watched, strict=True):
         log = new_log(own, len(side.ranks.fields), coupled=True)
         pools, scratch = observed(side.pools, side.scratch, own, log)
-        pools = ObservedSide(*pools, steps)
+        kind = ObservedTrees if is_forest(side) else ObservedSide
+        pools = kind(*pools, steps)
         sides.append(side._replace(pools=pools, scratch=scratch._replace(pools=pools)))
     return replace(state, prefill=sides[0], decode=sides[1], entries=entries, watched=watched)
+
+
+def _watched_side(side: Side, paths: sharing.Paths) -> Watched:
+    """What the KV events of a side are made of."""
+    from vecsim.kv_events import Watched, words_an_instant
+
+    if is_forest(side):
+        params = side.ranks.fields[0]
+        requests, rows = lower.named_pages(side.requests, paths, params)
+        blocks = int(lower.blocks_of_sequences(requests, params).sum())
+    else:
+        requests, rows = side.requests, lower.checked_rows(side.pools.index.shape[1])
+        blocks = int(requests.state[layout.SHARED].sum(dtype=np.int64))
+    return Watched(requests, rows, words_an_instant(blocks, side.ranks))
+
+
+def _watched_entries(side: Side) -> ModuleType:
+    if is_forest(side):
+        from vecsim.kernels import disaggregated_sglang_events
+
+        return disaggregated_sglang_events
+    from vecsim.kernels import disaggregated_events
+
+    return disaggregated_events
+
+
+def is_forest(side: Side) -> bool:
+    """Whether the KV pages of a side are in radix trees (SGLang), not in pools of blocks."""
+    return hasattr(side.pools, "table")
 
 
 def prompts_only(workload: Workload) -> Workload:
@@ -192,8 +224,9 @@ def _side(
     placed: np.ndarray | None,
     timing: BoundTiming | None,
     counted: np.ndarray | None,
-) -> Side:
-    """One pool; `placed` is the rank of each request, None where the run decides."""
+) -> tuple[Side, sharing.Paths]:
+    """One pool before the start, and the paths of its prompts; `placed` is the rank of each
+    request, None where the run decides."""
     count = workers * role.dp_size
     one_rank = np.zeros(len(workload), np.int32)
     if count == 1:
@@ -226,7 +259,7 @@ def _side(
         requests = requests._replace(path_rows=paths.nodes)
         ranks, forest = sglang_trees(ranks, starts)
         idle = lower.workers_of(workers, layout.CHUNK)
-        return Side(ranks, idle, requests, forest, None, table, no_servers)
+        return Side(ranks, idle, requests, forest, None, table, no_servers), paths
     if rank.enable_prefix_caching and workload.output_offsets is not None:
         planned = np.diff(workload.output_offsets) > 0
         requests.state[layout.LONER] = lower.in_order(planned, order)
@@ -241,9 +274,8 @@ def _side(
         copies = lower.place_copies(ranks, instances)
     prompt_blocks = requests.state[layout.ISL] // params[layout.BLOCK_SIZE]
     pools = lower.pools_of(copies, rows, contents, prompt_blocks, paths)
-    return Side(
-        ranks, lower.workers_of(workers, layout.CHUNK), requests, pools, None, table, no_servers
-    )
+    idle = lower.workers_of(workers, layout.CHUNK)
+    return Side(ranks, idle, requests, pools, None, table, no_servers), paths
 
 
 def sglang_trees(ranks: Ranks, starts: np.ndarray) -> tuple[Ranks, Forest]:

@@ -10,10 +10,10 @@ import numpy as np
 from vecsim.errors import SimulationError
 from vecsim.kernels import handoff as kernel
 from vecsim.kernels import layout
+from vecsim.kernels.events import ObservedScratch
 from vecsim.kernels.handoff import Side
-from vecsim.kernels.layout import Forest
 from vecsim.lower import grown_forest, lacks_nodes
-from vecsim.lower_handoff import HandoffState
+from vecsim.lower_handoff import HandoffState, is_forest
 from vecsim.outcome import HandoffOutcome, HandoffSteps, Outcome
 from vecsim.roles import Role
 from vecsim.simulation import (
@@ -110,9 +110,13 @@ def _with_longer_logs(side: Side) -> Side:
 
 def _with_larger_forest(side: Side) -> Side:
     """The side with room in its radix trees, if it has any, for the next pass."""
-    if isinstance(side.pools, Forest) and lacks_nodes(side.pools, side.ranks):
-        return side._replace(pools=grown_forest(side.pools, side.ranks))
-    return side
+    if not is_forest(side) or not lacks_nodes(side.pools, side.ranks):
+        return side
+    pools = grown_forest(side.pools, side.ranks)
+    scratch = side.scratch
+    if isinstance(scratch, ObservedScratch):
+        scratch = scratch._replace(pools=pools)
+    return side._replace(pools=pools, scratch=scratch)
 
 
 def _failure(code: int, prefill: Side, decode: Side) -> str:
@@ -142,8 +146,7 @@ class _Reading:
 
     def outcome(self, roles: tuple[Role, Role], tokenized: bool) -> Outcome:
         prefill, decode, handoff = self.prefill, self.decode, self.handoff
-        sglang = isinstance(decode.pools, Forest)
-        settle_fronts(decode.ranks, decode.workers, decode.requests, sglang)
+        settle_fronts(decode.ranks, decode.workers, decode.requests, is_forest(decode))
         source, target = prefill.requests.state, decode.requests.state
         source_time, target_time = prefill.requests.time, decode.requests.time
         released = source_time[layout.RELEASED]
@@ -187,7 +190,7 @@ class _Reading:
                 pool_outcome(role.stage, role, side.ranks, side.workers, [side.scratch])
                 for role, side in zip(roles, (prefill, decode), strict=True)
             ),
-            handoff=self._columns(in_decode, not sglang),
+            handoff=self._columns(in_decode, not is_forest(decode)),
         )
 
     def _columns(self, in_decode: np.ndarray, source_first: bool) -> HandoffOutcome:
@@ -279,9 +282,10 @@ def _is_drained(side: Side) -> bool:
     fields = side.ranks.fields
     held = fields[:, layout.NUM_BLOCKS] - fields[:, layout.FREE] - fields[:, layout.IDLE]
     counts = (layout.RUNNING, layout.HELD, layout.PROMISED, layout.PREEMPTED_COUNT)
+    heads = (layout.QUEUE_HEAD, layout.READY_HEAD, layout.ACTIVATED_HEAD)
     return bool(
         np.all(held == 0)
         and np.all(fields[:, counts] == 0)
-        and np.all(fields[:, (layout.QUEUE_HEAD, layout.READY_HEAD)] == layout.NONE)
+        and np.all(fields[:, heads] == layout.NONE)
         and np.all(side.workers.state[:, layout.PENDING] == layout.NO_PASS)
     )

@@ -24,6 +24,12 @@ KINDS = {
     "vllm_cut": ("time_limit", "prefix"),
     "trtllm": ("trtllm", "prefix", "small_pool"),
     "trtllm_ranks": ("trtllm", "dp", "workers", "prefix"),
+    "sglang": ("sglang", "prefix"),
+    "sglang_small": ("sglang", "prefix", "small_pool", "closed_loop"),
+    "sglang_ranks": ("sglang", "dp", "workers", "prefix"),
+    "sglang_planned": ("sglang", "planned", "small_pool"),
+    "sglang_empty": ("sglang", "empty_prompt", "small_pool", "prefix"),
+    "sglang_cut": ("sglang", "time_limit", "prefix"),
 }
 FIRST_SEED = 760_000
 INSTANTS = {
@@ -79,8 +85,19 @@ def check_events(frame: pl.DataFrame, expected: list[tuple]) -> None:
     assert frame.height == sum(len(e[4]) for *_, slow in expected for e in slow)
 
 
-def check_steps(observed: Result) -> None:
-    """Steps of a handoff stand in the order of their kinds, at the instants of the requests."""
+IN_ORDER = (
+    steps.SOURCE_HELD,
+    steps.ACCEPTED,
+    steps.RESERVED,
+    steps.ACTIVATED,
+    steps.COMPLETED,
+)
+DESTINATION_FIRST = (*IN_ORDER[1:3], IN_ORDER[0], *IN_ORDER[3:])
+
+
+def check_steps(observed: Result, sglang: bool) -> None:
+    """Steps of a handoff stand in the order of the backend, at the instants of the requests."""
+    order = DESTINATION_FIRST if sglang else IN_ORDER
     log = observed.outcome.handoff.steps
     assert np.all(np.diff(log.at_ms) >= 0)
     for kind, column in INSTANTS.items():
@@ -94,7 +111,7 @@ def check_steps(observed: Result) -> None:
         assert len(set(own)) == len(own)
         # A source may be released after its request has ended.
         in_order = [k for k in own if k != steps.SOURCE_RELEASED]
-        assert in_order == sorted(in_order)
+        assert in_order == [k for k in order if k in own]
     if observed.payload.spec.max_sim_time_ms is None:
         assert log.drained == (True, True, True)
 
@@ -107,7 +124,7 @@ def test_equal_those_of_the_slow_model(kind):
         assert observed.requests.equals(plain.requests)
         assert observed.admissions.equals(plain.admissions)
         assert observed.report == plain.report
-        check_steps(observed)
+        check_steps(observed, kind.startswith("sglang"))
         frame = observed.kv_events
         assert frame.filter(kind="stored", occasion="reserve").is_empty()
         for name in met:
@@ -120,6 +137,7 @@ def test_equal_those_of_the_slow_model(kind):
         check_events(frame, expected)
     assert met["pass_end"] > 60
     assert met["activate"] > 40
-    assert met["removed"] > 20
+    if "time_limit" not in KINDS[kind]:
+        assert met["removed"] > 20
     if "small_pool" in KINDS[kind]:
         assert met["reserve"] > 3

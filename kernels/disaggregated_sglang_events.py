@@ -1,0 +1,22 @@
+"""Prefill and decode pools whose KV events are logged: the entry points that Python calls.
+
+As disaggregated_events.py, for SGLang ranks.
+"""
+
+from __future__ import annotations
+
+from vecsim.kernels import disaggregated_clock, sglang_events, sglang_roles_events, worker
+from vecsim.kernels.jit import entry
+from vecsim.kernels.rebinding import rebound
+
+_worker = rebound(worker, sglang_events.walking)
+_clock = rebound(disaggregated_clock, sglang_events.walking, _worker)
+run_clock = _clock.bind(
+    _worker.bind(sglang_roles_events.SCHEDULER), sglang_roles_events.HANDOFF, source_first=False
+)
+
+
+@entry
+def run_disaggregated(prefill, decode, handoff):
+    """Run both pools to the horizon (see `disaggregated_clock`)."""
+    return run_clock(prefill, decode, handoff)
