@@ -54,8 +54,41 @@ DISAGGREGATED = {"kind": "disaggregated", "prefill": POOL, "decode": POOL}
 )
 def test_all_finish_at_once(topology, more, printed, observe):
     fleet = f"WORKERS = 24\nTOPOLOGY = {topology}\nMORE = {more}\nOBSERVE = {observe!r}\n"
+    assert output_of(fleet + PROGRAM) == printed
+
+
+# A cached prompt, and a queue of prompts longer than the pool that leave it at depths of their own.
+REFUSED = """
+import vecsim
+from vecsim import lower
+
+lower._FIRST_NODES = 1
+cached = list(range(60))
+row = {"arrival_time_ms": 100, "input_tokens": 70, "output_tokens": 1}
+requests = [
+    {"id": f"r{k}", **row, "input_token_ids": cached[: 55 - k] + [100 + k] * (15 + k)}
+    for k in range(50)
+]
+first = {**row, "id": "a", "arrival_time_ms": 0, "input_tokens": 60, "input_token_ids": cached}
+timing = {"type": "fixed", "prefill_ms": 10, "decode_ms": 1}
+rank = {"backend": "sglang", "num_gpu_blocks": 64, "max_num_seqs": 1, "timing_model": timing}
+spec = {
+    "version": 1,
+    "topology": {"kind": "aggregated", "workers": {"initial_workers": 1}},
+    "engine": {"rank": rank},
+    "requests": [first, *requests],
+}
+print(*vecsim.replay(spec).report["terminal_reasons"].items())
+"""
+
+
+def test_a_queue_of_refused_prompts_splits_a_node_for_each():
+    assert "('prompt_exceeds_kv_capacity', 50)" in output_of(REFUSED)
+
+
+def output_of(program: str) -> str:
     run = subprocess.run(
-        [sys.executable, "-c", fleet + PROGRAM],
+        [sys.executable, "-c", program],
         env={**os.environ, "NUMBA_DISABLE_JIT": "1"},
         cwd=Path(__file__).parents[1],
         capture_output=True,
@@ -64,4 +97,4 @@ def test_all_finish_at_once(topology, more, printed, observe):
         check=False,
     )
     assert run.returncode == 0, run.stderr
-    assert run.stdout.strip() == printed
+    return run.stdout.strip()

@@ -203,8 +203,10 @@ def sglang_rooms(ranks: Ranks, starts: np.ndarray) -> tuple[Ranks, Forest]:
     fields = ranks.fields
     fields[:, layout.ROOT] = np.arange(len(fields))
     capacity = np.minimum(np.diff(starts), fields[:, layout.MAX_NUM_SEQS])
-    # A pass may split and add a node for the match, the chunk and the end of each request.
-    fields[:, layout.TREE_ROOM] = 6 * capacity
+    # A pass may split and add a node for the match, the chunk and the end of each request; a queue
+    # of prompts that are refused for good splits one for each, but never more than there are pages.
+    refused = np.minimum(np.diff(starts), fields[:, layout.NUM_BLOCKS])
+    fields[:, layout.TREE_ROOM] = 6 * capacity + refused
     ranks = ranks._replace(lists=place_lists(ranks, starts))
     return ranks, Forest(
         nodes=np.full((layout.TREE_FIELDS, 0), layout.NONE, np.int32),
@@ -259,11 +261,11 @@ def grown_forest(forest: Forests, ranks: Ranks) -> Forests:
     return forest._replace(nodes=nodes, table=table, state=state, order=forest.order.copy())
 
 
-def lacks_nodes(forest: Forests, ranks: Ranks) -> bool:
-    """Whether the next pass of all ranks of a worker may need more nodes than there are."""
+def lacks_nodes(forest: Forests, ranks: Ranks, dp_size: int) -> bool:
+    """Whether the next pass of a worker may need more nodes than there are."""
     state = forest.state
     left = forest.nodes.shape[1] - state[layout.NODE_BUMP] + state[layout.UNUSED_COUNT]
-    return bool(left < ranks.fields[:, layout.TREE_ROOM].sum())
+    return bool(left < dp_size * ranks.fields[:, layout.TREE_ROOM].max())
 
 
 def _with_forecast(state: State, paths: sharing.Paths) -> State:

@@ -110,7 +110,8 @@ def _with_longer_logs(side: Side) -> Side:
 
 def _with_larger_forest(side: Side) -> Side:
     """The side with room in its radix trees, if it has any, for the next pass."""
-    if not is_forest(side) or not lacks_nodes(side.pools, side.ranks):
+    dp_size = len(side.ranks.fields) // len(side.workers.state)
+    if not is_forest(side) or not lacks_nodes(side.pools, side.ranks, dp_size):
         return side
     pools = grown_forest(side.pools, side.ranks)
     scratch = side.scratch
