@@ -146,10 +146,10 @@ class Result:
 
         Args:
             bucket_ms: width of a bucket (virtual ms); None = a round width, about 200 buckets.
-            by: "pool" for the whole pool, "worker" for each worker.
+            by: "pool" for each pool as a whole, "worker" for each worker.
 
         Returns:
-            Columns of `vecsim.timeline.TIMELINE_SCHEMA`, by worker, then time.
+            Columns of `vecsim.timeline.TIMELINE_SCHEMA`, by pool, worker, then time.
 
         Raises:
             InputError: the run kept no segment log; an impossible width.
