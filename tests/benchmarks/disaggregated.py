@@ -21,7 +21,7 @@ from vecsim.traces import read_trace
 from vecsim.workload import Workload
 
 ROUNDS = 8
-BACKENDS = ("vllm", "trtllm", "sglang")
+BACKENDS = ("vllm", "trtllm")
 
 
 def spec_of(backend: str) -> dict[str, Any]:
