@@ -21,7 +21,8 @@ from vecsim.traces import read_trace
 from vecsim.workload import Workload
 
 ROUNDS = 8
-BACKENDS = ("vllm", "trtllm")
+# SGLang has as many tokens in pages of one as the others have in blocks.
+RANKS = {"vllm": {}, "trtllm": {}, "sglang": {"num_gpu_blocks": 1 << 20}}
 
 
 def spec_of(backend: str) -> dict[str, Any]:
@@ -30,7 +31,7 @@ def spec_of(backend: str) -> dict[str, Any]:
     return {
         "version": 1,
         "topology": {"kind": "disaggregated", "prefill": pool, "decode": pool},
-        "engine": {"rank": {"backend": backend}},
+        "engine": {"rank": {"backend": backend, **RANKS[backend]}},
         "requests": [],
         "record_per_request": False,
     }
@@ -53,7 +54,7 @@ def main() -> None:
     trace = Path(os.environ["VECSIM_TRACES"]) / "conversation_trace.jsonl"
     workload = read_trace(trace)
     reference = Reference(options.reference, limit_s=300.0) if options.reference else None
-    for backend in BACKENDS:
+    for backend in RANKS:
         seconds(backend, workload)
         first = min(
             seconds(backend, dataclasses.replace(workload, _trees={})) for _ in range(ROUNDS)
