@@ -84,7 +84,9 @@ def _watched_pages(
         rows = checked_rows(int(first + own.sum()))
     columns[layout.OWN_ROWS] = (first + np.cumsum(own) - own)[family] + columns[layout.OWN_FROM]
     named = requests._replace(path_rows=paths.nodes * np.int32(per_node))
-    return Watched(named, rows, words_an_instant(int(pages.sum()), ranks))
+    # A turn is released when the one before has ended, and the log is looked at in between.
+    words = words_an_instant(int(pages.sum()), ranks, at_once=int(own.sum()))
+    return Watched(named, rows, words)
 
 
 def _most_blocks(requests: Requests, ranks: Ranks, chains: Chains | None) -> np.ndarray:
