@@ -124,22 +124,42 @@ class WatchedGraph(slow_sessions.GraphPools, WatchedFleet):
     pass
 
 
+class WatchedSglangSessions(slow_sessions.SessionPools, WatchedSglangFleet):
+    pass
+
+
+class WatchedSglangGraph(slow_sessions.GraphPools, WatchedSglangFleet):
+    pass
+
+
+WAITING = {
+    (False, False): WatchedSessions,
+    (False, True): WatchedGraph,
+    (True, False): WatchedSglangSessions,
+    (True, True): WatchedSglangGraph,
+}
+"""By (SGLang, graph)."""
+
+
+def _is_sglang(payload: dict) -> bool:
+    engine = payload.get("spec", payload)["engine"]
+    return (engine.get("decode") or engine)["rank"].get("backend") == "sglang"
+
+
 def events(payload: dict) -> list[tuple[str, int, int, list[Event]]]:
     """(pool, worker, rank, events) of all ranks. Raises `slow_model.Endless`."""
-    engine = payload.get("spec", payload)["engine"]
-    backend = (engine.get("decode") or engine)["rank"].get("backend")
-    fleet = WatchedSglangFleet(payload) if backend == "sglang" else WatchedFleet(payload)
+    fleet = (WatchedSglangFleet if _is_sglang(payload) else WatchedFleet)(payload)
     fleet.run()
     return _events(fleet)
 
 
 def waiting_events(payload: dict, workload: Workload) -> list[tuple[str, int, int, list[Event]]]:
     """The same of a workload whose requests wait for others."""
-    kind = WatchedSessions if workload.dependencies is None else WatchedGraph
+    kind = WAITING[_is_sglang(payload), workload.dependencies is not None]
     return _events(slow_sessions.run(kind, payload, workload))
 
 
-def _events(fleet: WatchedFleet) -> list[tuple[str, int, int, list[Event]]]:
+def _events(fleet: WatchedFleet | WatchedSglangFleet) -> list[tuple[str, int, int, list[Event]]]:
     return [
         (name, k, r, (rank.tree if hasattr(rank, "tree") else rank.pool).events)
         for name, pool in zip(("prefill", "decode"), fleet.pools, strict=True)

@@ -13,11 +13,11 @@ import xxhash
 import vecsim
 from tests import slow_events
 from tests.fuzz.traffic import BACKENDS, FILE, Draw
-from tests.property.test_disaggregated_events import check_events
+from tests.property.test_disaggregated_events import check_events, check_steps
 from tests.property.test_kv_events import chained, check_rank
 from tests.slow_model import Endless
 from tests.trace_text import write
-from vecsim.errors import InputError, NotSupportedYetError, SimulationError
+from vecsim.errors import InputError, SimulationError
 from vecsim.kernels.jit import DISABLED
 from vecsim.replaying import replay
 
@@ -31,8 +31,9 @@ def fleet(backend="vllm", workers=1, **rank):
     }
 
 
-def turns(folder) -> vecsim.Workload:
-    """Prompts of 6, 5 and 3 new tokens, outputs of 4, 3 and 2 given ones."""
+def turns(folder, *beside: str) -> vecsim.Workload:
+    """Prompts of 6, 5 and 3 new tokens, outputs of 4, 3 and 2 given ones; `beside` are more
+    rows."""
     rows = [
         '{"session_id": "s", "request_id": "a", "input_length": 6, "output_length": 4,'
         ' "hash_ids": [7, 8], "output_token_ids": [100, 101, 102, 103], "timestamp": 0}',
@@ -40,6 +41,7 @@ def turns(folder) -> vecsim.Workload:
         ' "hash_ids": [9, 7], "output_token_ids": [104, 105, 106], "delay": 5}',
         '{"session_id": "s", "request_id": "c", "input_length": 3, "output_length": 2,'
         ' "hash_ids": [10], "output_token_ids": [107, 108], "delay": 5}',
+        *beside,
     ]
     path = write(folder, "\n".join(rows))
     return vecsim.read_trace(path, format="mooncake-delta", block_size=4)
@@ -133,7 +135,7 @@ def pools(backend="vllm", **rank):
     return {**fleet(backend, **rank), "topology": {**topology, "handoff_latency_ms": 5}}
 
 
-@pytest.mark.parametrize("backend", ["vllm", "trtllm"])
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_both_pools_store_a_conversation(backend, tmp_path) -> None:
     """The prefill pool stores prompts, which have all that was said before; the decode pool the
     whole of it, when prompts are activated and when blocks are full."""
@@ -149,14 +151,42 @@ def test_both_pools_store_a_conversation(backend, tmp_path) -> None:
     assert activated["block_hash"].to_list() == [names(SAID)[k][1] for k in (0, 2, 4)]
 
 
+def test_what_was_said_is_seen_with_the_next_prompt(tmp_path) -> None:
+    """An SGLang rank does not report the end of a turn while somebody else runs, here a request of
+    35 tokens from 105 on. Its passes, of 10 ms each, are what reservations and activations wait
+    for: turns that come at 150 and 300 get pages at 155 and 305, and run from 265 and 415 on."""
+    row = '{"session_id": "x", "input_length": 3, "output_length": 35, "hash_ids": [11],'
+    workload = turns(tmp_path, row + ' "timestamp": 0}')
+    result = replay(pools("sglang"), workload=workload, observe="kv_events")
+    assert result.requests["terminal_time_ms"].to_list() == [145.0, 295.0, 435.0, 455.0]
+    said = [name[1] for name in names(SAID)]
+    events = result.kv_events.filter(pl.col("block_hash").is_in(said))
+    columns = ("observed_at_ms", "occasion", "block_hash")
+    assert events.filter(pool="prefill").select(columns).rows() == [
+        (100.0, "pass_end", said[0]),
+        (255.0, "pass_end", said[1]),
+        (255.0, "pass_end", said[2]),
+        (405.0, "pass_end", said[3]),
+        (405.0, "pass_end", said[4]),
+    ]
+    assert events.filter(pool="decode").select(columns).rows() == [
+        (105.0, "activate", said[0]),
+        (265.0, "pass_end", said[1]),
+        (265.0, "activate", said[2]),
+        (415.0, "pass_end", said[3]),
+        (415.0, "activate", said[4]),
+    ]
+
+
 @pytest.mark.filterwarnings("ignore")
-def test_random_traffic_of_fleets_equals_the_slow_model(tmp_path, monkeypatch) -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_random_traffic_of_fleets_equals_the_slow_model(backend, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     compared, met = 0, Counter()
-    for seed in range(920_000, 920_200):
+    for seed in range(920_000, 920_300):
         draw = Draw(seed, disagg=True)
         payload, text = draw.payload()
-        if payload["spec"]["engine"]["rank"]["backend"] == "sglang":
+        if payload["spec"]["engine"]["rank"]["backend"] != backend:
             continue
         (tmp_path / FILE).write_text(text)
         with warnings.catch_warnings():
@@ -170,6 +200,7 @@ def test_random_traffic_of_fleets_equals_the_slow_model(tmp_path, monkeypatch) -
         assert seen.requests.equals(plain.requests)
         assert seen.admissions.equals(plain.admissions)
         assert seen.report == plain.report
+        check_steps(seen, backend == "sglang")
         check_events(seen.kv_events, expected)
         workload = plain.workload
         waits = workload.sessions is not None or workload.dependencies is not None
@@ -177,14 +208,9 @@ def test_random_traffic_of_fleets_equals_the_slow_model(tmp_path, monkeypatch) -
             compared += 1
             met.update(seen.kv_events["kind"].cast(pl.String).to_list())
             met.update(seen.kv_events["occasion"].cast(pl.String).to_list())
-    assert compared >= 50
+    assert compared >= 30
     assert met["stored"] > 500
     assert min(met["removed"], met["activate"]) > 50
-
-
-def test_fleets_of_sglang_are_named_as_not_supported_yet(tmp_path) -> None:
-    with pytest.raises(NotSupportedYetError, match=r"observe"):
-        replay(pools("sglang"), workload=turns(tmp_path), observe="kv_events")
 
 
 @pytest.mark.skipif(DISABLED, reason="kernels are not compiled")
@@ -192,6 +218,7 @@ def test_every_entry_point_has_one_signature(tmp_path) -> None:
     from vecsim.kernels import (
         aggregated_sglang_waiting_events,
         aggregated_waiting_events,
+        disaggregated_sglang_waiting_events,
         disaggregated_waiting_events,
     )
 
@@ -200,8 +227,8 @@ def test_every_entry_point_has_one_signature(tmp_path) -> None:
         for backend in BACKENDS:
             for rank in ({}, {"enable_prefix_caching": False}):
                 replay(fleet(backend, **rank), workload=workload, observe="kv_events")
-                if backend != "sglang":
-                    replay(pools(backend, **rank), workload=workload, observe="kv_events")
-    assert len(disaggregated_waiting_events.run_disaggregated.signatures) == 1
+                replay(pools(backend, **rank), workload=workload, observe="kv_events")
+    for entries in (disaggregated_waiting_events, disaggregated_sglang_waiting_events):
+        assert len(entries.run_disaggregated.signatures) == 1, entries
     for entries in (aggregated_waiting_events, aggregated_sglang_waiting_events):
         assert len(entries.run_coupled.signatures) == 1, entries

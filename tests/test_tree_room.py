@@ -86,6 +86,54 @@ def test_a_queue_of_refused_prompts_splits_a_node_for_each():
     assert "('prompt_exceeds_kv_capacity', 50)" in output_of(REFUSED)
 
 
+# A pass starts with an empty log, and finds just the room that it was promised.
+CONVERSATIONS = """
+import vecsim
+from vecsim import kv_events, lower
+
+lower._FIRST_NODES = 1
+kv_events._SLACK_WORDS = 0
+new_log = kv_events.new_log
+
+
+def least_log(watched, ranks, coupled):
+    log = new_log(watched, ranks, coupled)
+    return log._replace(words=log.words[: len(log.words) // 2])
+
+
+kv_events.new_log = least_log
+workload = vecsim.synthesize(
+    4 * WORKERS, input_tokens=9, output_tokens=12, turns=2, block_tokens=1,
+    shared_prefix={"ratio": 0.5, "groups": 2},
+)
+timing = {"type": "fixed", "prefill_ms": 10, "decode_ms": 1}
+rank = {"backend": "sglang", "num_gpu_blocks": PAGES, "max_num_seqs": 2, "timing_model": timing}
+spec = {"topology": TOPOLOGY, "engine": {"rank": {"block_size": 1, **rank}}, "requests": []}
+result = vecsim.replay(spec, workload=workload, observe="kv_events")
+counts = result.requests["terminal_status"].value_counts().rows()
+kinds = result.kv_events["kind"].value_counts().rows()
+print(dict(sorted(counts)), dict(sorted(kinds)), result.requests["terminal_time_ms"].max())
+"""
+
+
+@pytest.mark.parametrize(
+    ("topology", "pages", "printed"),
+    [
+        # Two waves of first turns, two of second ones, of 21 ms each.
+        (AGGREGATED, 4096, "{'completed': 192} {'stored': 3767} 84.0"),
+        (AGGREGATED, 50, "{'completed': 192} {'removed': 4125, 'stored': 5325} 126.0"),
+        # A decode rank reserves pages for one prompt a pass, so that those of second turns are
+        # done at 33, 43 and 53; the last one gets its slot at 55.
+        (DISAGGREGATED, 4096, "{'completed': 192} {'stored': 6382} 67.0"),
+        (DISAGGREGATED, 50, "{'completed': 192} {'removed': 6558, 'stored': 8958} 142.0"),
+    ],
+)
+def test_conversations(topology, pages, printed):
+    """All pools of 50 pages are full of known ones in the end."""
+    fleet = f"WORKERS = 24\nTOPOLOGY = {topology}\nPAGES = {pages}\n"
+    assert output_of(fleet + CONVERSATIONS) == printed
+
+
 def output_of(program: str) -> str:
     run = subprocess.run(
         [sys.executable, "-c", program],

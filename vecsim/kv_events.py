@@ -93,12 +93,14 @@ def words_a_pass(instances: np.ndarray, ranks: Ranks, dp_size: int) -> np.ndarra
     return (4 * (2 * instances + held)).reshape(-1, dp_size).sum(axis=1)
 
 
-def words_an_instant(blocks: int, ranks: Ranks) -> np.ndarray:
+def words_an_instant(blocks: int, ranks: Ranks, at_once: int | None = None) -> np.ndarray:
     """int64 [1], most words that a pool whose requests are placed as the run goes on logs before
     its next pass starts: the end of a pass or stretch of each worker, and the commands of an
-    instant. As in `words_a_pass`; `blocks`: of all requests."""
+    instant. As in `words_a_pass`; `blocks`: of all requests; `at_once`: of the most that can be in
+    flight together, if that is known."""
     held = min(blocks, int(ranks.fields[:, layout.NUM_BLOCKS].sum(dtype=np.float64)))
-    return np.array([4 * (2 * blocks + held)])
+    stored = blocks if at_once is None else at_once
+    return np.array([4 * (2 * stored + held)])
 
 
 def new_log(watched: Watched, ranks: int, coupled: bool) -> EventLog:

@@ -12,7 +12,7 @@ import numpy as np
 
 from vecsim.columns import positive_int
 from vecsim.descriptors import Payload, Tokenization
-from vecsim.errors import InputError, NotSupportedYetError, SimulationError
+from vecsim.errors import InputError, SimulationError
 from vecsim.kernels import layout
 from vecsim.lower import lower
 from vecsim.measuring import Measured, check_windows, measured_of
@@ -199,9 +199,6 @@ def _check_waits(payload: Payload, workload: Workload, roles: tuple[Role, ...]) 
     graph = workload.dependencies is not None
     if workload.sessions is None and not graph:
         return
-    if role.rank.emit_kv_events and len(roles) > 1 and role.backend == "sglang":
-        where = "kv_events of SGLang fleets whose requests wait for others"
-        raise NotSupportedYetError("observe", where)
     spec = payload.spec
     if spec.engine.kv_eviction_policy == "belady":
         expected = "lru: belady looks ahead, and these requests arrive when others have ended"

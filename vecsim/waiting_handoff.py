@@ -13,7 +13,7 @@ import numpy as np
 from vecsim import lower, waiting
 from vecsim.descriptors import DisaggregatedTopology, Tokenization
 from vecsim.kernels import handoff as kernel
-from vecsim.kernels import layout
+from vecsim.kernels import layout, sharing
 from vecsim.kernels.handoff import Side
 from vecsim.kernels.handoff_waiting import WaitingHandoff
 from vecsim.lower_handoff import (
@@ -64,10 +64,12 @@ def lower_waiting_handoff(
     order = None if np.array_equal(rows, np.arange(len(rows))) else rows
     chains = waiting.Chains.of(workload, rows)
     pools = (topology.prefill, topology.decode)
-    sides = []
+    sides, paths = [], []
     for role, pool, timing in zip(roles, pools, timings, strict=True):
-        side = _side(role, workload, order, chains, pool.initial_workers, timing, counted)
+        workers = pool.initial_workers
+        side, own_paths = _side(role, workload, order, chains, workers, timing, counted)
         sides.append(side._replace(scratch=new_scratch(side.ranks, record_segments)))
+        paths.append(own_paths)
     prefill, decode = sides
     between = handoff_of(prefill, decode, workload, order)
     room = waiting.arrivals_of(workload, rows, session_cap)
@@ -80,7 +82,7 @@ def lower_waiting_handoff(
         return state
     from vecsim.waiting_events import watched_sides
 
-    return watched_sides(state, chains)
+    return watched_sides(state, chains, paths)
 
 
 def _entries(roles: tuple[Role, Role]) -> ModuleType:
@@ -102,8 +104,9 @@ def _side(
     workers: int,
     timing: BoundTiming | None,
     counted: np.ndarray | None,
-) -> Side:
-    """One pool; what grown prompts hold is known from the whole workload, whatever the role."""
+) -> tuple[Side, sharing.Paths]:
+    """One pool, and the paths of what its prompts hold as far as it is known ahead: from the whole
+    workload where they grow, whatever the role."""
     own = prompts_only(workload) if role.stage == "prefill" else workload
     limit, reason, longest = waiting.turn_limits(own, role.rank, chains)
     params, factors = lower.params_of(role, longest, "lru", timing)
@@ -136,7 +139,8 @@ def _side(
         requests = requests._replace(path_rows=paths.nodes)
         ranks, forest = sglang_trees(ranks, starts)
         idle = lower.workers_of(workers, layout.CHUNK)
-        return Side(ranks, idle, requests, forest, None, np.zeros((1, 2), np.int64), no_servers)
+        table = np.zeros((1, 2), np.int64)
+        return Side(ranks, idle, requests, forest, None, table, no_servers), paths
     if rank.enable_prefix_caching and own.output_offsets is not None:
         state[layout.LONER] = lower.in_order(np.diff(own.output_offsets) > 0, order)
     shared = waiting.shared_blocks(ranks, known, paths)
@@ -145,4 +149,4 @@ def _side(
     requests, pools, seats = waiting.vllm_rooms(ranks, requests, followed, chains, caching)
     ranks = ranks._replace(lists=lower.place_lists(ranks, starts))
     idle = lower.workers_of(workers, layout.CHUNK)
-    return Side(ranks, idle, requests, pools, None, seats, no_servers)
+    return Side(ranks, idle, requests, pools, None, seats, no_servers), paths
