@@ -104,10 +104,20 @@ def words_an_instant(blocks: int, ranks: Ranks, at_once: int | None = None) -> n
 
 
 def new_log(watched: Watched, ranks: int, coupled: bool) -> EventLog:
-    """An empty log of one thread. Workers on one clock may all log before anybody looks."""
+    """An empty log of one thread. Workers on one clock may all log before anybody looks.
+
+    Raises:
+        InputError: there is not so much memory.
+    """
     room = int(watched.words.sum() if coupled else watched.words.max(initial=0))
+    length = 2 * room + _SLACK_WORDS
+    try:
+        words = np.empty(length, np.int64)
+    except (MemoryError, ValueError):
+        expected = f"larger blocks or fewer requests: the log may need {length / 2**27:.3g} GiB"
+        raise InputError("observe", "kv_events", expected) from None
     log = EventLog(
-        words=np.empty(2 * room + _SLACK_WORDS, np.int64),
+        words=words,
         state=np.array([0, room], np.int64),
         ranks=np.zeros((events.LOG_RANK, ranks), np.int64),
     )
