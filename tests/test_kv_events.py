@@ -395,5 +395,5 @@ def test_more_blocks_than_rows():
 def test_a_log_that_no_memory_holds_is_refused(monkeypatch):
     """Enough slack for more words than an array can have."""
     monkeypatch.setattr("vecsim.kv_events._SLACK_WORDS", 2**59)
-    with pytest.raises(InputError, match=r"observe: got kv_events, expected larger blocks"):
+    with pytest.raises(InputError, match="observe: got 'kv_events', expected larger blocks"):
         observed(spec_of([request("a", 0, 8)]))
