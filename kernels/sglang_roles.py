@@ -218,6 +218,7 @@ def tokens_to_emit(requests, s, lists):
 @inner
 def apply(requests, pools, times, scratch, w, s, f, lists, start, end):
     """Step 4 of a pass: tokens, completions, rejections at its end. Returns held pages x ms."""
+    held = np.float64(s[NUM_BLOCKS] - s[FREE] - s[IDLE]) * (end - start)
     if s[ROLE] == DESTINATION:
         q = s[DONE_HEAD]
         s[DONE_HEAD] = NONE
@@ -225,7 +226,8 @@ def apply(requests, pools, times, scratch, w, s, f, lists, start, end):
             following = np.int64(requests.state[NEXT, q])
             finish(requests, pools, w, s, q, end)
             q = following
-    return _apply(requests, pools, times, scratch, w, s, f, lists, start, end)
+    _apply(requests, pools, times, scratch, w, s, f, lists, start, end)
+    return held
 
 
 SCHEDULER = _plain._replace(

@@ -19,7 +19,7 @@ from tests.outcomes import outcome_of
 from tests.specs import r, spec
 from vecsim import cli
 from vecsim.documents import parse_json, parse_yaml
-from vecsim.errors import InputError
+from vecsim.errors import InputError, SimulationError
 from vecsim.files import json_text, replace_files
 from vecsim.replaying import replay
 from vecsim.report import backlog_growing, exact_statistics
@@ -330,3 +330,18 @@ def test_control_c_during_the_imports_is_exit_130(tmp_path):
 def test_the_fuzzer_draws_no_wrong_specs_without_a_reference():
     options = arguments(["--seeds", "0:1", "--feature", "refused"])
     assert make(options, 3) == draw(3, without=("refused",))
+
+
+@pytest.mark.parametrize("backend", ["vllm", "sglang"])
+@pytest.mark.parametrize("pool", ["prefill", "decode"])
+def test_a_bad_price_is_told_of_the_pool_whose_pass_it_is_for(backend, pool):
+    one = {"initial_workers": 2}
+    payload = spec(
+        topology={"kind": "disaggregated", "prefill": one, "decode": one},
+        engine={"rank": {"backend": backend}},
+    )
+    good = CompiledTiming(lambda b, i, p: 1.0, lambda b, s, m, c: 1.0)
+    bad = CompiledTiming(lambda b, i, p: -1.0, lambda b, s, m, c: 1.0 if s < 9 else -1.0)
+    timings = {"prefill_timing": good, "decode_timing": good, f"{pool}_timing": bad}
+    with pytest.raises(SimulationError, match=f"{pool} pool: timing model"):
+        replay(payload, workload=W([0.0, 1.0, 2.0], [3, 4, 5], [9, 9, 9]), **timings)

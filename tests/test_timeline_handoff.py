@@ -242,3 +242,28 @@ def test_files_and_pictures_tell_the_pools_apart(tmp_path):
         assert row["field"] == "pool"
         assert row["sort"] == ["prefill", "decode"]
     assert plots.kv_usage_data()["kv_usage"].to_list() == stored["kv_usage"].to_list()
+
+
+def test_pages_of_a_request_without_output_count_until_its_pass_ends():
+    """Both prompts are decoded from 105 on; the one that says nothing leaves at 115 with its two
+    pages, the other one takes a third page at 105 and ends at 125."""
+    payload = fleet("sglang", r(0, 32, 0), r(0, 32, 2), rank={"enable_prefix_caching": False})
+    result = replay(payload, timeline=True)
+    assert result.requests["terminal_time_ms"].to_list() == [115.0, 125.0]
+    (blocks,) = series(result.timeline(5.0), "decode", "kv_blocks_used")
+    assert blocks == pytest.approx([4] * 21 + [5] * 2 + [3] * 2)
+    used = 4 * 105 + 5 * 10 + 3 * 10
+    assert result.report["decode_pool_mean_kv_usage"] == pytest.approx(used / 100 / 125)
+
+
+def test_a_pass_that_the_time_limit_cuts_has_preempted():
+    """Two prompts fill the decode pool; at 105 one has to make room for the token of the other."""
+    payload = fleet("sglang", r(0, 4, 5), r(0, 4, 5), rank={"block_size": 1}, max_sim_time_ms=110)
+    rank = {**payload["engine"]["rank"], "num_gpu_blocks": 8}
+    payload["engine"]["decode"] = {"rank": rank}
+    result = replay(payload, timeline=True)
+    assert result.report["preemptions"] == 1
+    for by in ("pool", "worker"):
+        frame = result.timeline(10.0, by=by)
+        assert series(frame, "prefill", "preemptions") == [[0] * 11]
+        assert series(frame, "decode", "preemptions") == [[0] * 10 + [1]]

@@ -153,7 +153,8 @@ def replay(
         typer.Option(help="Attention-DP ranks per worker.", rich_help_panel=_FLEET),
     ] = None,
     backend: Annotated[
-        str | None, typer.Option(help="Scheduler semantics: vllm.", rich_help_panel=_FLEET)
+        str | None,
+        typer.Option(help="Scheduler semantics: vllm, sglang or trtllm.", rich_help_panel=_FLEET),
     ] = None,
     num_gpu_blocks: Annotated[
         int | None, typer.Option(help="KV blocks of one rank.", rich_help_panel=_FLEET)

@@ -11,7 +11,7 @@ from vecsim.errors import SimulationError
 from vecsim.kernels import handoff as kernel
 from vecsim.kernels import layout
 from vecsim.kernels.events import ObservedScratch
-from vecsim.kernels.handoff import Side
+from vecsim.kernels.handoff import Handoff, Side
 from vecsim.lower import grown_forest, lacks_nodes
 from vecsim.lower_handoff import HandoffState, is_forest
 from vecsim.outcome import HandoffOutcome, HandoffSteps, Outcome
@@ -64,7 +64,7 @@ def simulate_handoff(
                 _empty_event_logs((prefill, decode), logged)
             prefill, decode = _with_larger_forest(prefill), _with_larger_forest(decode)
         elif code != layout.PAUSED:
-            raise SimulationError(_failure(int(code), prefill, decode))
+            raise SimulationError(_failure(int(code), prefill, decode, handoff))
     outcome = _Reading(state, prefill, decode).outcome(roles, tokenized)
     if state.watched is None:
         return outcome
@@ -120,10 +120,14 @@ def _with_larger_forest(side: Side) -> Side:
     return side._replace(pools=pools, scratch=scratch)
 
 
-def _failure(code: int, prefill: Side, decode: Side) -> str:
-    """The pool whose workers got nowhere speaks."""
+def _failure(code: int, prefill: Side, decode: Side, handoff: Handoff) -> str:
+    """The pool of the worker whose pass has no price speaks, or that whose workers got nowhere."""
     sides = (("prefill", prefill), ("decode", decode))
-    name, side = max(sides, key=lambda pair: pair[1].workers.state[:, layout.FRUITLESS].max())
+    if code == layout.BAD_PRICE:
+        driven = handoff.lists[kernel.TO_DRIVE, 0]
+        name, side = sides[int(driven >= len(prefill.workers.state))]
+    else:
+        name, side = max(sides, key=lambda pair: pair[1].workers.state[:, layout.FRUITLESS].max())
     return f"{name} pool: {failure(code, side.ranks, side.workers)}"
 
 

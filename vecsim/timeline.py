@@ -188,10 +188,15 @@ def _worker_series(pool: PoolOutcome) -> list[_Series]:
     order = np.lexsort((log[layout.SEGMENT_START], log[layout.SEGMENT_FIRST], worker))
     log, worker = log[:, order], worker[order]
     ends = np.searchsorted(worker, np.arange(pool.workers + 1))
-    return [_series(log[:, ends[w] : ends[w + 1]]) for w in range(pool.workers)]
+    preemptions = pool.preemptions.reshape(pool.workers, pool.dp_size).sum(axis=1)
+    return [
+        _series(log[:, ends[w] : ends[w + 1]], int(preemptions[w])) for w in range(pool.workers)
+    ]
 
 
-def _series(log: np.ndarray) -> _Series:
+def _series(log: np.ndarray, preemptions: int) -> _Series:
+    """What one worker logged; a pass that a time limit cut is not in the log, but what it preempted
+    counts among all `preemptions` of the worker."""
     start, end = log[layout.SEGMENT_START], log[layout.SEGMENT_END]
     new = np.ones(len(start), bool)
     new[1:] = np.any(np.diff(log[[layout.SEGMENT_FIRST, layout.SEGMENT_START]]) != 0, axis=0)
@@ -210,6 +215,7 @@ def _series(log: np.ndarray) -> _Series:
     for rank in np.unique(log[layout.SEGMENT_RANK]):
         own = log[layout.SEGMENT_RANK] == rank
         preempted[own] = np.diff(log[layout.SEGMENT_PREEMPTIONS, own], prepend=0.0)
+    cut_at = end.max(initial=0.0)
     return _Series(
         start[first],
         end[first],
@@ -221,8 +227,8 @@ def _series(log: np.ndarray) -> _Series:
             "output_tokens": total(layout.SEGMENT_OUTPUT),
             "passes": passes,
         },
-        start,
-        preempted,
+        np.append(start, cut_at),
+        np.append(preempted, preemptions - preempted.sum()),
     )
 
 
