@@ -140,10 +140,12 @@ def start_prefill(requests, pools, s, lists, evict):
         q = np.int64(lists[i])
         state[RETIRED, q] = 1
         if state[COMPUTED, q] < known_tokens(requests, q):
-            # At most one, the last.
+            # At most one. What is left of the chunk is less than a page: enough for those behind it
+            # that have nothing to compute.
             cache_computed(requests, pools, s, q)
             push_front(requests, s, q)
             continue
+        lists[s[RUN_OFFSET] + s[RUNNING]] = q
         s[RUNNING] += 1
         if state[LIMIT, q] - state[GENERATED, q] > 1:
             need += pages_to_grow(requests, s, q)
