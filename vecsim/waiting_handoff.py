@@ -122,8 +122,6 @@ def _side(
     paths = lower.paths_of(known, rank, longest, known_order, one_rank, 1)
     params[layout.BLOCKS_PER_NODE] = paths.blocks_per_node[0]
     ranks = lower.ranks_of(workers * role.dp_size, params, factors)
-    for name in (layout.DONE_HEAD, layout.REFUSED_VERSION):
-        ranks.fields[:, name] = layout.NONE
     spans = paths.spans if chains is None else paths.spans[:, chains.session]
     followed = paths._replace(spans=np.ascontiguousarray(spans))
     requests = lower.requests_of(own, limit, reason, followed, order, counted)
