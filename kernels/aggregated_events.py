@@ -5,10 +5,11 @@ As aggregated.py, for vLLM-style ranks; pools and scratch are those of `kernels.
 
 from __future__ import annotations
 
-from vecsim.kernels import clock as pool_clock
-from vecsim.kernels import vllm_events, worker
+from vecsim.kernels.fleet import clock as pool_clock
+from vecsim.kernels.fleet import worker
 from vecsim.kernels.jit import entry
 from vecsim.kernels.rebinding import rebound
+from vecsim.kernels.sched import vllm_events
 
 _worker = rebound(worker, vllm_events.walking)
 _clock = rebound(pool_clock, vllm_events.walking, _worker)

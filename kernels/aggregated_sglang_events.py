@@ -5,10 +5,11 @@ As aggregated.py, for SGLang ranks; pools and scratch are those of `kernels.even
 
 from __future__ import annotations
 
-from vecsim.kernels import clock as pool_clock
-from vecsim.kernels import sglang_events, worker
+from vecsim.kernels.fleet import clock as pool_clock
+from vecsim.kernels.fleet import worker
 from vecsim.kernels.jit import entry
 from vecsim.kernels.rebinding import rebound
+from vecsim.kernels.sched import sglang_events
 
 _worker = rebound(worker, sglang_events.walking)
 _clock = rebound(pool_clock, sglang_events.walking, _worker)

@@ -3,11 +3,12 @@ logged: the entry points that Python calls (see aggregated_events.py)."""
 
 from __future__ import annotations
 
-from vecsim.kernels import clock as pool_clock
-from vecsim.kernels import vllm_events, waiting, worker
+from vecsim.kernels.cache.session_content import settle_blocks
+from vecsim.kernels.fleet import clock as pool_clock
+from vecsim.kernels.fleet import waiting, worker
 from vecsim.kernels.jit import entry
 from vecsim.kernels.rebinding import rebound
-from vecsim.kernels.seating import settle_blocks
+from vecsim.kernels.sched import vllm_events
 
 _worker = rebound(worker, vllm_events.walking)
 _clock = rebound(pool_clock, vllm_events.walking, _worker)

@@ -6,9 +6,10 @@ of `kernels.events`.
 
 from __future__ import annotations
 
-from vecsim.kernels import disaggregated_clock, vllm_events, vllm_roles_events, worker
+from vecsim.kernels.fleet import disaggregated_clock, worker
 from vecsim.kernels.jit import entry
 from vecsim.kernels.rebinding import rebound
+from vecsim.kernels.sched import vllm_events, vllm_roles_events
 
 _worker = rebound(worker, vllm_events.walking)
 _clock = rebound(disaggregated_clock, vllm_events.walking, _worker)

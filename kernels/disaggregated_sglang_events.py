@@ -5,9 +5,10 @@ As disaggregated_events.py, for SGLang ranks.
 
 from __future__ import annotations
 
-from vecsim.kernels import disaggregated_clock, sglang_events, sglang_roles_events, worker
+from vecsim.kernels.fleet import disaggregated_clock, worker
 from vecsim.kernels.jit import entry
 from vecsim.kernels.rebinding import rebound
+from vecsim.kernels.sched import sglang_events, sglang_roles_events
 
 _worker = rebound(worker, sglang_events.walking)
 _clock = rebound(disaggregated_clock, sglang_events.walking, _worker)

@@ -60,7 +60,7 @@ def cache_folder() -> Path | None:
     digest = hashlib.sha256()
     versions = (numba.__version__, llvmlite.__version__, np.__version__, sys.version)
     digest.update(repr((versions, platform.machine(), _COMMON, _INNER)).encode())
-    for source in sorted(Path(__file__).parent.glob("*.py")):
+    for source in sorted(Path(__file__).parent.rglob("*.py")):
         digest.update(source.name.encode())
         digest.update(source.read_bytes())
     folder = cache_parent() / f"kernels-{digest.hexdigest()[:20]}"

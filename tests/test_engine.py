@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from vecsim.descriptors import (
+from vecsim.config.load import load
+from vecsim.config.schema import (
     AggregatedTopology,
     DisaggregatedTopology,
     FixedTiming,
@@ -21,7 +22,6 @@ from vecsim.engine import (
     run_engine_replay,
 )
 from vecsim.errors import InputError, NotSupportedYetError
-from vecsim.spec import load
 
 POOL = PoolDescriptor(initial_workers=1)
 AGGREGATED = AggregatedTopology(workers=POOL)

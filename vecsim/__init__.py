@@ -6,51 +6,51 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from vecsim.comparing import compare
-    from vecsim.descriptors import Payload, ReplaySpec
+    from vecsim.config.schema import Payload, ReplaySpec
     from vecsim.errors import InputError, NotSupportedYetError, SimulationError, VecsimError
-    from vecsim.kv_events import stored_hashes
-    from vecsim.pictures.html_report import write_report
-    from vecsim.pricing.calibrating import Calibration, calibrate
-    from vecsim.pricing.tables import TimingTable
-    from vecsim.pricing.tabulating import tabulate
-    from vecsim.replaying import replay
-    from vecsim.result import Result
+    from vecsim.plots.html_report import write_report
+    from vecsim.results.compare import compare
+    from vecsim.results.result import Result
+    from vecsim.run.kv_events import stored_hashes
+    from vecsim.run.replay import replay
     from vecsim.sweeps.capacity import Capacity, capacity
     from vecsim.sweeps.frame import SweepFrame, pareto_front
-    from vecsim.sweeps.running import SweepInterrupted, sweep
+    from vecsim.sweeps.run import SweepInterrupted, sweep
     from vecsim.synthetic.generate import synthesize
-    from vecsim.timing import CompiledTiming
+    from vecsim.timing.calibrate import Calibration, calibrate
+    from vecsim.timing.model import CompiledTiming
+    from vecsim.timing.table import TimingTable
+    from vecsim.timing.tabulate import tabulate
     from vecsim.traces import read_trace
-    from vecsim.workload import Workload
+    from vecsim.workload.workload import Workload
 
 # Numba and Polars are imported when first needed, so that `vecsim --version` stays quick.
 _HOMES = {
-    "Calibration": "vecsim.pricing.calibrating",
+    "Calibration": "vecsim.timing.calibrate",
     "Capacity": "vecsim.sweeps.capacity",
-    "CompiledTiming": "vecsim.timing",
+    "CompiledTiming": "vecsim.timing.model",
     "InputError": "vecsim.errors",
     "NotSupportedYetError": "vecsim.errors",
-    "Payload": "vecsim.descriptors",
-    "ReplaySpec": "vecsim.descriptors",
-    "Result": "vecsim.result",
+    "Payload": "vecsim.config.schema",
+    "ReplaySpec": "vecsim.config.schema",
+    "Result": "vecsim.results.result",
     "SimulationError": "vecsim.errors",
     "SweepFrame": "vecsim.sweeps.frame",
-    "SweepInterrupted": "vecsim.sweeps.running",
-    "TimingTable": "vecsim.pricing.tables",
+    "SweepInterrupted": "vecsim.sweeps.run",
+    "TimingTable": "vecsim.timing.table",
     "VecsimError": "vecsim.errors",
-    "Workload": "vecsim.workload",
-    "calibrate": "vecsim.pricing.calibrating",
+    "Workload": "vecsim.workload.workload",
+    "calibrate": "vecsim.timing.calibrate",
     "capacity": "vecsim.sweeps.capacity",
-    "compare": "vecsim.comparing",
+    "compare": "vecsim.results.compare",
     "pareto_front": "vecsim.sweeps.frame",
     "read_trace": "vecsim.traces",
-    "replay": "vecsim.replaying",
-    "stored_hashes": "vecsim.kv_events",
-    "sweep": "vecsim.sweeps.running",
+    "replay": "vecsim.run.replay",
+    "stored_hashes": "vecsim.run.kv_events",
+    "sweep": "vecsim.sweeps.run",
     "synthesize": "vecsim.synthetic.generate",
-    "tabulate": "vecsim.pricing.tabulating",
-    "write_report": "vecsim.pictures.html_report",
+    "tabulate": "vecsim.timing.tabulate",
+    "write_report": "vecsim.plots.html_report",
 }
 
 __all__ = [

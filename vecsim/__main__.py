@@ -6,7 +6,7 @@ import sys
 def main() -> None:
     """Run the command line and exit; Ctrl-C counts from the first import on."""
     try:
-        from vecsim.cli import main as run
+        from vecsim.cli.main import main as run
 
         run()
     except KeyboardInterrupt:

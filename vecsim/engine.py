@@ -1,6 +1,6 @@
 """The engine surface under its reference names: configuration, factories, and the replay entry.
 
-Everything here is a thin face of `vecsim.descriptors`, `vecsim.roles` and `vecsim.replay`.
+Everything here is a thin face of `vecsim.config.schema`, `vecsim.config.roles` and `vecsim.replay`.
 """
 
 from __future__ import annotations
@@ -8,8 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from vecsim.deriving import AUTO
-from vecsim.descriptors import (
+from vecsim.config.defaults import AUTO
+from vecsim.config.load import Source
+from vecsim.config.roles import Role, resolve_role
+from vecsim.config.schema import (
     AggregatedTopology,
     Backend,
     DisaggregatedTopology,
@@ -19,21 +21,19 @@ from vecsim.descriptors import (
     RoleDescriptor,
     Stage,
 )
-from vecsim.rank_checks import check_role
-from vecsim.roles import Role, resolve_role
-from vecsim.spec import Source
-from vecsim.validation import check_engine
+from vecsim.config.validate import check_engine
+from vecsim.config.validate_rank import check_role
 
 if TYPE_CHECKING:
     import numpy as np
     import polars as pl
 
-    from vecsim.handoff_conformance import HandoffConformance
-    from vecsim.result import Result
-    from vecsim.workload import Workload
+    from vecsim.results.handoff_conformance import HandoffConformance
+    from vecsim.results.result import Result
+    from vecsim.workload.workload import Workload
 
 ReplayRoleConfig = RoleDescriptor
-"""What one stage runs; `vecsim.descriptors.RoleDescriptor` under its reference name."""
+"""What one stage runs; `vecsim.config.schema.RoleDescriptor` under its reference name."""
 
 
 class ReplayEngineConfig(EngineDescriptor, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -130,7 +130,7 @@ class ReplayEngineFactory:
         role = resolve_role(config, stage, emit_kv_events)
         check_role(role)
         if role.rank.num_gpu_blocks == AUTO:
-            from vecsim.pricing.priced import price_role
+            from vecsim.timing.resolve import price_role
 
             role = price_role(role).role
         own = {"prefill": self.prefill_timing, "decode": self.decode_timing}.get(stage)
@@ -151,7 +151,7 @@ def run_engine_replay(
 
     The same as `vecsim.replay`, `observe` included. Raises InputError where the spec is wrong.
     """
-    from vecsim.replaying import replay
+    from vecsim.run.replay import replay
 
     factory = factory or ReplayEngineFactory()
     return replay(
@@ -184,7 +184,7 @@ def run_engine_handoff_conformance(
         ConformanceError: it does not; the message names the group of rules.
         InputError, NotSupportedYetError: as of `run_engine_replay`.
     """
-    from vecsim.handoff_conformance import check, fixture, record_of
+    from vecsim.results.handoff_conformance import check, fixture, record_of
 
     result = run_engine_replay(fixture(config, request), factory, observe="kv_events")
     record = record_of(result)
@@ -194,6 +194,6 @@ def run_engine_handoff_conformance(
 
 def stored_hashes(kv_events: pl.DataFrame) -> np.ndarray:
     """The tokens hashes of all stored blocks of `Result.kv_events` (see `vecsim.stored_hashes`)."""
-    from vecsim import kv_events as observed
+    from vecsim.run import kv_events as observed
 
     return observed.stored_hashes(kv_events)

@@ -20,11 +20,11 @@ import polars as pl
 
 import vecsim
 from tests.fuzz.reference import Reference
-from tests.pricing import recorded
-from vecsim.descriptors import AicTiming
-from vecsim.pricing import aic
-from vecsim.pricing.grids import Grid
-from vecsim.pricing.points import write_points
+from tests.timing import recorded
+from vecsim.config.schema import AicTiming
+from vecsim.timing import aic
+from vecsim.timing.grids import Grid
+from vecsim.timing.points import write_points
 
 SMALL = Grid(
     batches=64,
@@ -64,7 +64,7 @@ def configuration(**fields: Any) -> AicTiming:
     """A complete configuration of the estimator."""
     fields = {name: value for name, value in fields.items() if value is not None}
     tp = fields.get("tp", 1)
-    return aic.complete(AicTiming(**fields), vecsim.descriptors.RankConfig(), tp, 1)
+    return aic.complete(AicTiming(**fields), vecsim.config.schema.RankConfig(), tp, 1)
 
 
 def random_passes(grid: Grid, count: int, seed: int) -> tuple[np.ndarray, ...]:
@@ -230,7 +230,7 @@ def print_differences(name: str, found: list[dict[str, float]]) -> None:
 
 
 def record() -> None:
-    """Write the files that `tests.pricing.recorded` names, and print how well they fit."""
+    """Write the files that `tests.timing.recorded` names, and print how well they fit."""
     config = configuration(**QWEN)
     table = aic.build(config, SMALL, "timing")
     write_points(recorded.TABLE, table.points, table.metadata)

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from tests.fuzz.reference import Reference
-from vecsim.replaying import replay
+from vecsim.run.replay import replay
 from vecsim.traces import read_trace
-from vecsim.workload import Workload
+from vecsim.workload.workload import Workload
 
 ROUNDS = 8
 # SGLang has as many tokens in pages of one as the others have in blocks.

@@ -18,8 +18,8 @@ import time
 
 import numpy as np
 
-from vecsim.replaying import replay
-from vecsim.workload import Workload
+from vecsim.run.replay import replay
+from vecsim.workload.workload import Workload
 
 WORKERS = 256
 RATE_PER_S = 1400.0

@@ -19,12 +19,12 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
-from vecsim.frames import REQUESTS_SCHEMA
-from vecsim.replaying import replay
+from vecsim.results.frames import REQUESTS_SCHEMA
+from vecsim.run.replay import replay
 from vecsim.sweeps.axes import points_of
-from vecsim.sweeps.evaluating import Evaluator, prepare
+from vecsim.sweeps.evaluate import Evaluator, prepare
 from vecsim.sweeps.plan_files import SWEEP_KEYS, read_plan
-from vecsim.sweeps.running import sweep
+from vecsim.sweeps.run import sweep
 from vecsim.traces import read_trace
 
 ROUNDS = 3

@@ -15,10 +15,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tests import answers
-from vecsim.descriptors import DisaggregatedTopology
-from vecsim.replaying import replay
-from vecsim.validation import _BUILT_PAYLOAD, _BUILT_RANK, _BUILT_SPEC
+from tests.support import answers
+from vecsim.config.schema import DisaggregatedTopology
+from vecsim.config.validate import _BUILT_PAYLOAD, _BUILT_RANK, _BUILT_SPEC
+from vecsim.run.replay import replay
 
 FOLDER = Path(__file__).parent / "cases"
 TRACES = os.environ.get("VECSIM_TRACES")
@@ -45,7 +45,7 @@ BUILT = {
 }
 
 # The field that the answer names (a part of its path) while a feature is not built, and the value
-# that `vecsim.validation` will list as built once it is; None: when its row is gone.
+# that `vecsim.config.validate` will list as built once it is; None: when its row is gone.
 FIELDS = {
     "disaggregated": ("topology", DisaggregatedTopology),
     "encoder": ("encoder", None),

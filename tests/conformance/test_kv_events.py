@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests import kv_events
-from vecsim.replaying import replay
+from tests.support import kv_events
+from vecsim.run.replay import replay
 
 CASES = json.loads((Path(__file__).parent / "kv_events.json").read_text())["cases"]
 

@@ -4,7 +4,7 @@ import pytest
 
 from tests.conformance.support import FIELDS, all_cases, files_of, name, unbuilt
 from vecsim.errors import InputError, NotSupportedYetError
-from vecsim.replaying import replay
+from vecsim.run.replay import replay
 
 REFUSED = [
     c for c in all_cases() if c["expect"]["error_kind"] == "validation" and "deviation" not in c

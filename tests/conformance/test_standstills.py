@@ -4,7 +4,7 @@ import pytest
 
 from tests.conformance.support import FIELDS, all_cases, files_of, name, unbuilt
 from vecsim.errors import InputError
-from vecsim.replaying import replay
+from vecsim.run.replay import replay
 
 # status, reason, terminal time (ms), output length of the one request
 SETTLED = {

@@ -22,14 +22,15 @@ import warnings
 from collections import Counter
 from pathlib import Path
 
-from tests import kv_events, slow_sessions
 from tests.fuzz import specs, traffic
 from tests.fuzz.reference import Reference
-from tests.slow_model import Endless, simulate
+from tests.models import slow_sessions
+from tests.models.slow_model import Endless, simulate
+from tests.support import kv_events
+from vecsim.config.load import load
 from vecsim.errors import InputError
-from vecsim.replaying import replay
-from vecsim.spec import load
-from vecsim.workload import Workload
+from vecsim.run.replay import replay
+from vecsim.workload.workload import Workload
 
 WITHOUT = ("dp", "prefill_schedule_interval", "refused", "workers")
 

@@ -16,16 +16,17 @@ import warnings
 from collections import Counter
 from pathlib import Path
 
-from tests import answers, slow_sessions
 from tests.fuzz import specs
 from tests.fuzz.reference import Reference
 from tests.fuzz.trial import STANDSTILL
-from tests.slow_model import Endless
+from tests.models import slow_sessions
+from tests.models.slow_model import Endless
+from tests.support import answers
+from vecsim.config.load import load
+from vecsim.config.validate import validate
 from vecsim.errors import InputError
-from vecsim.replaying import replay
-from vecsim.spec import load
-from vecsim.validation import validate
-from vecsim.workload import Workload
+from vecsim.run.replay import replay
+from vecsim.workload.workload import Workload
 
 FILE = "trace.jsonl"
 KINDS = (

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from tests import answers, slow_disaggregated, slow_model
 from tests.fuzz.reference import Reference
-from tests.slow_model import Endless, SlowOutcome
+from tests.models import slow_disaggregated, slow_model
+from tests.models.slow_model import Endless, SlowOutcome
+from tests.support import answers
 from vecsim.errors import InputError, NotSupportedYetError
 
 STANDSTILL = ("effect-free zero-duration pass", "reached a dead end", "time limit")
@@ -84,7 +85,7 @@ def _outcomes(slow: SlowOutcome) -> set[str]:
 
 
 def _replay(payload: dict):
-    from vecsim.replaying import replay  # heavy, and only a comparison with vecsim needs it
+    from vecsim.run.replay import replay  # heavy, and only a comparison with vecsim needs it
 
     return replay(payload)
 

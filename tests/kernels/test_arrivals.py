@@ -6,10 +6,11 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vecsim.kernels import arrivals, layout
+from vecsim.kernels.fleet import arrivals
 from vecsim.kernels.jit import entry
-from vecsim.sessions import Dependencies
-from vecsim.waiting import graph_arrivals
+from vecsim.kernels.state import layout
+from vecsim.run.waiting import graph_arrivals
+from vecsim.workload.dependencies import Dependencies
 
 
 @entry

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import xxhash
 
-from vecsim.kernels import hashing
+from vecsim.kernels.cache import hashing
 from vecsim.kernels.jit import entry
 
 WORDS = np.random.default_rng(7).integers(0, 2**32, 4096, dtype=np.uint32)

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 import vecsim
-from vecsim.kernels import jit, timing
+import vecsim.kernels
+from vecsim.kernels import jit
 
 ROOT = Path(vecsim.__file__).parent
-KERNELS = Path(timing.__file__).parent
+KERNELS = Path(vecsim.kernels.__file__).parent
 
 # One small entry over `timing`; prints the duration of a raw price of 1 ms, and what was compiled.
 SCRIPT = """
@@ -26,7 +27,7 @@ print(price(1.0, 1.0))
 """
 PROBE = """
 from vecsim.kernels.jit import entry
-from vecsim.kernels.timing import duration_ms
+from vecsim.kernels.timing.durations import duration_ms
 
 
 @entry
@@ -69,7 +70,7 @@ def test_an_edited_callee_is_noticed(copy, tmp_path):
     cache = tmp_path / "cache"
     assert run(copy, cache) == ["compiled", "1.0"]
     assert run(copy, cache) == ["1.0"]
-    source = copy / "kernels" / "timing.py"
+    source = copy / "kernels" / "timing" / "durations.py"
     text = source.read_text()
     assert "return seconds * 1000.0" in text
     source.write_text(text.replace("return seconds * 1000.0", "return seconds * 2000.0"))
@@ -102,7 +103,8 @@ def test_two_processes_may_start_on_an_empty_cache(copy, tmp_path):
 @pytest.mark.skipif(jit.DISABLED, reason="kernels are not compiled")
 def test_every_entry_point_has_one_signature():
     """Whatever the workload and the configuration: columns are normalised before the call."""
-    from vecsim.kernels import aggregated, placement
+    from vecsim.kernels import aggregated
+    from vecsim.kernels.fleet import placement
 
     rank = {"num_gpu_blocks": 12, "block_size": 4}
     spec = {

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vecsim.kernels import prefix
+from vecsim.kernels.cache import prefix_tree
 from vecsim.kernels.jit import DISABLED
-from vecsim.workload import PrefixTree, Workload
+from vecsim.workload.workload import PrefixTree, Workload
 
 
 def tokens_of(workload: Workload, row: int) -> list[int] | None:
@@ -192,5 +192,5 @@ def test_one_signature_per_kernel() -> None:
         workload.prefix_tree(3)
     workload = Workload.from_columns([0], [0], [2], output_offsets=[0, 2], output_token_ids=[1, 2])
     workload.prefix_tree(2)
-    assert len(prefix.intern_content_blocks.signatures) == 1
-    assert len(prefix.intern_engine_blocks.signatures) == 1
+    assert len(prefix_tree.intern_content_blocks.signatures) == 1
+    assert len(prefix_tree.intern_engine_blocks.signatures) == 1

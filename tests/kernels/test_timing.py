@@ -4,8 +4,9 @@ from fractions import Fraction
 
 import numpy as np
 
-from vecsim.kernels import layout, timing
 from vecsim.kernels.jit import entry
+from vecsim.kernels.state import layout
+from vecsim.kernels.timing import durations as kernel
 
 RNG_SEED = 7
 
@@ -14,22 +15,22 @@ RNG_SEED = 7
 def round_all(fractions, out):
     """Round every fraction of a second to nanoseconds."""
     for k in range(len(fractions)):
-        out[k] = timing.round_ns(fractions[k])
+        out[k] = kernel.round_ns(fractions[k])
 
 
 @entry
 def durations(raw, ratio, out):
     """Duration of every raw price."""
     for k in range(len(raw)):
-        out[k] = timing.duration_ms(raw[k], ratio)
+        out[k] = kernel.duration_ms(raw[k], ratio)
 
 
 @entry
 def both_ways(fields, factors, batch, context, chunk, singles):
     """A chunk of decode durations, vectorised and one by one."""
-    count = timing.decode_series(fields, factors, batch, context, np.int64(layout.CHUNK), chunk)
+    count = kernel.decode_series(fields, factors, batch, context, np.int64(layout.CHUNK), chunk)
     for k in range(layout.CHUNK):
-        singles[k] = timing.decode_ms(fields, factors, batch, context + k * batch)
+        singles[k] = kernel.decode_ms(fields, factors, batch, context + k * batch)
     return count
 
 
@@ -73,7 +74,7 @@ def test_unusable_prices_are_marked():
     raw = np.array([np.nan, -1.0, np.inf, 1e300])
     out = np.empty_like(raw)
     durations(raw, 1.0, out)
-    assert (out == timing.INVALID).all()
+    assert (out == kernel.INVALID).all()
 
 
 def test_a_series_equals_single_passes():

@@ -4,15 +4,15 @@ import numpy as np
 import polars as pl
 import pytest
 
-from tests import slow_events
 from tests.fuzz import specs
+from tests.models import slow_events
+from tests.models.slow_model import Endless
 from tests.property.test_kv_events import check_rank
-from tests.slow_model import Endless
 from vecsim.errors import SimulationError
-from vecsim.kernels import handoff_events as steps
-from vecsim.kv_events import KIND, OCCASION
-from vecsim.replaying import replay
-from vecsim.result import Result
+from vecsim.kernels.fleet import handoff_events as steps
+from vecsim.results.result import Result
+from vecsim.run.kv_events import KIND, OCCASION
+from vecsim.run.replay import replay
 
 SEEDS = 30
 KINDS = {

@@ -7,7 +7,7 @@ import xxhash
 
 from tests.fuzz import specs
 from vecsim.errors import SimulationError
-from vecsim.replaying import replay
+from vecsim.run.replay import replay
 
 SEEDS = 60
 KINDS = {

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from tests.fuzz import specs
-from tests.specs import cache, r, rows, spec
-from vecsim.kernels.layout import STATUS_NAMES
-from vecsim.replaying import replay
+from tests.support.specs import cache, r, rows, spec
+from vecsim.kernels.state.layout import STATUS_NAMES
+from vecsim.run.replay import replay
 from vecsim.traces import read_trace
-from vecsim.workload import Workload
+from vecsim.workload.workload import Workload
 
 ROOT = Path(__file__).parents[2]
 WITHOUT = ("refused", "empty_prompt")  # empty prompts can preempt each other for ever
@@ -145,7 +145,7 @@ def test_threads_and_repetition_change_nothing(feature):
 def test_compiled_or_not_changes_nothing():
     program = (
         "from tests.property.test_laws import digest, make\n"
-        "from vecsim.replaying import replay\n"
+        "from vecsim.run.replay import replay\n"
         "for seed in range(7000, 7060): print(digest(replay(make(seed), threads=1)))"
     )
     plain = subprocess.run(

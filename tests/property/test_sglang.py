@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from tests.fuzz import specs, trial
-from vecsim.replaying import replay
+from vecsim.run.replay import replay
 
 SEEDS_PER_FEATURE = 60
 WITH = (
@@ -107,8 +107,10 @@ def test_random_specs_meet_the_edges():
 
 COMPILED = """
 import sys
-from vecsim.kernels import aggregated, aggregated_sglang, radix, sglang, vllm, blockpool
-from vecsim.replaying import replay
+from vecsim.kernels import aggregated, aggregated_sglang
+from vecsim.kernels.cache import block_pool, radix_tree
+from vecsim.kernels.sched import sglang, vllm
+from vecsim.run.replay import replay
 
 backend = sys.argv[1]
 replay({
@@ -121,7 +123,7 @@ replay({
 })
 used = [m for m in (aggregated, aggregated_sglang) if m.run_independent.signatures]
 assert used == [aggregated_sglang if backend == "sglang" else aggregated], used
-idle = (vllm, blockpool) if backend == "sglang" else (sglang, radix)
+idle = (vllm, block_pool) if backend == "sglang" else (sglang, radix_tree)
 for module in idle:
     for name, kernel in vars(module).items():
         if getattr(kernel, "__module__", None) == module.__name__:

@@ -7,14 +7,15 @@ from collections import Counter
 
 import pytest
 
-from tests import answers, slow_sessions
 from tests.fuzz.traffic import BACKENDS, FILE, KINDS, Draw
-from tests.slow_model import Endless
+from tests.models import slow_sessions
+from tests.models.slow_model import Endless
+from tests.support import answers
+from vecsim.config.load import load
+from vecsim.config.validate import validate
 from vecsim.errors import InputError
-from vecsim.replaying import replay
-from vecsim.spec import load
-from vecsim.validation import validate
-from vecsim.workload import Workload
+from vecsim.run.replay import replay
+from vecsim.workload.workload import Workload
 
 SEEDS = range(900_000, 900_400)
 

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.fuzz import specs, trial
-from vecsim.replaying import replay
+from vecsim.run.replay import replay
 
 SEEDS_PER_FEATURE = 60
 WITH = (

@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 
 import vecsim
-from tests.specs import r, spec
+from tests.support.specs import r, spec
+from vecsim.config.load import load
 from vecsim.errors import InputError
-from vecsim.spec import load
 from vecsim.sweeps.axes import SHORT_NAMES
 from vecsim.sweeps.capacity import capacity, gpus_by_pool
-from vecsim.sweeps.running import sweep
-from vecsim.workload import Workload
+from vecsim.sweeps.run import sweep
+from vecsim.workload.workload import Workload
 
 BLOCKS = "engine.rank.num_gpu_blocks"
 TIMING = "engine.rank.timing_model"

@@ -7,8 +7,8 @@ ray = pytest.importorskip("ray")
 import numpy as np  # noqa: E402
 
 from vecsim.sweeps.on_ray import writable  # noqa: E402
-from vecsim.sweeps.running import sweep  # noqa: E402
-from vecsim.timing import CompiledTiming  # noqa: E402
+from vecsim.sweeps.run import sweep  # noqa: E402
+from vecsim.timing.model import CompiledTiming  # noqa: E402
 from vecsim.traces import read_trace  # noqa: E402
 
 BASE = {

@@ -10,13 +10,13 @@ import polars as pl
 import pytest
 
 import vecsim
-from tests.specs import r, spec
+from tests.support.specs import r, spec
 from vecsim.errors import InputError
-from vecsim.replaying import replay
-from vecsim.sweeps import evaluating, running
+from vecsim.run.replay import replay
+from vecsim.sweeps import evaluate, run
 from vecsim.sweeps.frame import report_schema
-from vecsim.sweeps.running import SweepInterrupted, sweep
-from vecsim.workload import Workload
+from vecsim.sweeps.run import SweepInterrupted, sweep
+from vecsim.workload.workload import Workload
 
 WORKERS = "topology.workers.initial_workers"
 BLOCKS = "engine.rank.num_gpu_blocks"
@@ -46,7 +46,7 @@ def workload():
 def with_fields(**fields):
     tree = {**BASE, "engine": {"rank": dict(BASE["engine"]["rank"])}}
     for path, value in fields.items():
-        vecsim.spec.set_path(tree, path.replace("__", "."), value)
+        vecsim.config.load.set_path(tree, path.replace("__", "."), value)
     return tree
 
 
@@ -91,9 +91,9 @@ def test_traffic_of_the_spec_is_read_once_and_its_knobs_act(tmp_path, monkeypatc
         "traffic": {"source_type": "trace", "trace_path": str(path)},
     }
     read = []
-    original = evaluating.authored_workload
+    original = evaluate.authored_workload
     monkeypatch.setattr(
-        evaluating, "authored_workload", lambda payload: read.append(1) or original(payload)
+        evaluate, "authored_workload", lambda payload: read.append(1) or original(payload)
     )
     frame = sweep(base, {"workers": [1, 2], "concurrency": [1, 4]})
     assert frame["status"].to_list() == ["ok"] * 4
@@ -108,7 +108,7 @@ def test_traffic_of_the_spec_is_read_once_and_its_knobs_act(tmp_path, monkeypatc
                 "arrival_speedup_ratio": row["traffic.arrival_speedup_ratio"],
             },
         }
-        vecsim.spec.set_path(single, WORKERS, row["workers"])
+        vecsim.config.load.set_path(single, WORKERS, row["workers"])
         report = replay(single).report
         assert report_of(row, report) == report
 
@@ -277,7 +277,7 @@ def test_the_result_does_not_depend_on_the_number_of_threads(workload):
 
 
 def test_the_prefix_tree_is_built_once(workload, monkeypatch):
-    from vecsim import workload as module
+    from vecsim.workload import workload as module
 
     built = []
     original = module._content_tree
@@ -300,7 +300,7 @@ def test_the_prefix_tree_is_built_once(workload, monkeypatch):
 def interrupted(monkeypatch):
     """Ctrl-C when the third row is kept."""
     kept = []
-    original = running._Store.keep
+    original = run._Store.keep
 
     def keep(store, row):
         original(store, row)
@@ -308,7 +308,7 @@ def interrupted(monkeypatch):
         if len(kept) == 3:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(running._Store, "keep", keep)
+    monkeypatch.setattr(run._Store, "keep", keep)
     yield kept
     assert threading.active_count() < 50
 

@@ -14,9 +14,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from vecsim.config.diagnostics import plain
+from vecsim.config.load import check_path
 from vecsim.errors import InputError
-from vecsim.inspection import plain
-from vecsim.spec import check_path
 from vecsim.sweeps.expressions import parse_expression
 
 SHORT_NAMES = {

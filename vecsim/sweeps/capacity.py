@@ -9,18 +9,18 @@ from typing import Any
 
 import polars as pl
 
-from vecsim.descriptors import AggregatedTopology, Payload
+from vecsim.config.load import Source
+from vecsim.config.roles import resolve
+from vecsim.config.schema import AggregatedTopology, Payload
 from vecsim.errors import InputError
-from vecsim.replaying import thread_count
-from vecsim.roles import resolve
-from vecsim.spec import Source
+from vecsim.run.replay import thread_count
 from vecsim.sweeps.axes import SHORT_NAMES, Point, points_of
-from vecsim.sweeps.evaluating import Evaluator, prepare
+from vecsim.sweeps.evaluate import Evaluator, prepare
 from vecsim.sweeps.frame import SweepFrame, pool_prices, sweep_frame
 from vecsim.sweeps.ladder import Ladder
 from vecsim.sweeps.verdict import Bound, read_slo, shortfall
-from vecsim.timing import PassTiming, check_timing
-from vecsim.workload import Workload
+from vecsim.timing.model import PassTiming, check_timing
+from vecsim.workload.workload import Workload
 
 Row = dict[str, Any]
 

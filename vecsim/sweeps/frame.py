@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from vecsim import report as metrics
-from vecsim.checks import finite_positive
+from vecsim.config.checks import finite_positive
 from vecsim.errors import InputError
-from vecsim.outcome import GapDistribution, Outcome
+from vecsim.results import metrics as metrics
+from vecsim.run.outcome import GapDistribution, Outcome
 from vecsim.sweeps.axes import Point
 
 if TYPE_CHECKING:
-    from vecsim.pictures.charts import SweepPlots
+    from vecsim.plots.charts import SweepPlots
 
 _VERDICT = {
     "status": pl.Enum(("ok", "invalid", "unsupported", "failed")),
@@ -53,7 +53,7 @@ class SweepFrame(pl.DataFrame):
     @property
     def plot(self) -> SweepPlots:
         """Charts of the sweep (needs `pip install vecsim[plot]`)."""
-        from vecsim.pictures.charts import SweepPlots
+        from vecsim.plots.charts import SweepPlots
 
         return SweepPlots(self)
 

@@ -10,8 +10,8 @@ import numpy as np
 
 from vecsim.errors import VecsimError
 from vecsim.sweeps.axes import Point
-from vecsim.sweeps.evaluating import Evaluator, Setup
-from vecsim.workload import Workload
+from vecsim.sweeps.evaluate import Evaluator, Setup
+from vecsim.workload.workload import Workload
 
 
 class _Runner:

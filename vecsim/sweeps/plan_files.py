@@ -10,9 +10,9 @@ import os
 from pathlib import Path
 from typing import Any
 
-from vecsim.documents import read_document
+from vecsim.config.documents import read_document
 from vecsim.errors import MISSING, InputError
-from vecsim.workload import Workload
+from vecsim.workload.workload import Workload
 
 _COMMON = ("spec", "trace", "constraints", "slo", "gpu_hour_price")
 SWEEP_KEYS = (*_COMMON, "axes", "combine")

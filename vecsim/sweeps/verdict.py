@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vecsim.errors import InputError
-from vecsim.kernels import layout
+from vecsim.kernels.state import layout
 
 _BOUND = re.compile(r"\s*(<=|>=)\s*(\S+)\s*")
 _DROPPED = ("rejected", "shed", "failed", "canceled")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from vecsim.columns import offsets_of
 from vecsim.errors import InputError
+from vecsim.workload.columns import offsets_of
 
 _MOST_IDS = 2**32
 

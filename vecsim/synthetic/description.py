@@ -6,15 +6,15 @@ from typing import Any
 
 from msgspec import Struct
 
-from vecsim.checks import (
+from vecsim.config.checks import (
     finite_positive,
     non_negative,
     optional_positive,
     positive,
     refuse,
 )
-from vecsim.columns import MAX_INT32
-from vecsim.descriptors import UInt
+from vecsim.config.schema import UInt
+from vecsim.workload.columns import MAX_INT32
 
 
 class _Closed(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -148,7 +148,7 @@ def parse(tree: Any, where: str) -> Description:
     """
     from msgspec import convert, inspect
 
-    from vecsim.inspection import Inspection
+    from vecsim.config.diagnostics import Inspection
 
     if not isinstance(tree, dict):
         refuse(where, tree, "a description of a workload: a mapping")

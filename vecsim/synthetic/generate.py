@@ -8,12 +8,12 @@ import numpy as np
 import polars as pl
 
 from vecsim.errors import InputError
-from vecsim.sessions import Sessions
 from vecsim.synthetic.content import prompt_blocks
 from vecsim.synthetic.description import Description, Resample, parse
 from vecsim.synthetic.draws import arrivals_of, lengths_of
 from vecsim.synthetic.rng import Random
-from vecsim.workload import Workload
+from vecsim.workload.dependencies import Sessions
+from vecsim.workload.workload import Workload
 
 _STREAMS = ("arrivals", "input", "output", "resample", "groups")
 _STREAM_STEP = 0x9E3779B97F4A7C15

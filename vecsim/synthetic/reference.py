@@ -7,15 +7,15 @@ import math
 
 import numpy as np
 
-from vecsim.deriving import AUTO
-from vecsim.descriptors import AggregatedTopology, ReplaySpec, Traffic
+from vecsim.config.defaults import AUTO
+from vecsim.config.roles import Role, resolve
+from vecsim.config.schema import AggregatedTopology, ReplaySpec, Traffic
 from vecsim.errors import InputError
-from vecsim.roles import Role, resolve
 from vecsim.synthetic.description import Arrivals, Burst, Constant, Poisson
 from vecsim.synthetic.draws import arrivals_of
 from vecsim.synthetic.generate import assemble
 from vecsim.synthetic.rng import Random
-from vecsim.workload import Workload
+from vecsim.workload.workload import Workload
 
 _DEFAULT_SEED = 42
 _DEFAULT_TURNS = 4
@@ -88,7 +88,7 @@ def _load(traffic: Traffic, cap: int | None) -> float:
 def _kv_concurrency(traffic: Traffic, spec: ReplaySpec, role: Role) -> int:
     """The cap that fills `kv_load_ratio` of the (decode) pool's KV capacity (section 5.5)."""
     if role.rank.num_gpu_blocks == AUTO:
-        from vecsim.pricing.priced import price_role
+        from vecsim.timing.resolve import price_role
 
         role = price_role(role).role
     tokens = role.rank.num_gpu_blocks * role.rank.block_tokens * role.dp_size * _workers(spec)

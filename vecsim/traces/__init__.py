@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from vecsim.checks import known
-from vecsim.columns import check_ratio, natural_int, positive_int
+from vecsim.config.checks import known
 from vecsim.errors import InputError
 from vecsim.traces.assemble import head, join_tables, workload_of
 from vecsim.traces.files import Paths, TraceFile, expand, read_file
@@ -16,7 +15,8 @@ from vecsim.traces.registry import FORMATS, check_format, format_of
 from vecsim.traces.table import DEFAULT_BLOCK_SIZE, FAILED_ROWS, ReadOptions, TraceTable
 from vecsim.traces.times import check_unit
 from vecsim.traces.weka import NESTED_TIMES
-from vecsim.workload import Workload
+from vecsim.workload.columns import check_ratio, natural_int, positive_int
+from vecsim.workload.workload import Workload
 
 __all__ = ["FORMATS", "Recognised", "read_trace", "workload_of_traffic"]
 
@@ -85,7 +85,7 @@ def read_trace(
             vecsim's own files.
         failed_rows: what to do with requests that failed in the traced system (BurstGPT: no
             response tokens): "drop" and count them, "keep" them with zero outputs, or "error".
-        agentic_lanes: lanes of plays, see `vecsim.sessions.Dependencies`.
+        agentic_lanes: lanes of plays, see `vecsim.workload.dependencies.Dependencies`.
         nested_times: whether Weka's nested times are "absolute", "relative", or "auto".
 
     Raises:
@@ -186,7 +186,7 @@ def _warn(names: Sequence[str], table: TraceTable) -> None:
 
 
 def workload_of_traffic(traffic: Any, spec: Any) -> Workload:
-    """The workload of a payload's `traffic` (`vecsim.descriptors.Traffic`).
+    """The workload of a payload's `traffic` (`vecsim.config.schema.Traffic`).
 
     Raises:
         InputError: an impossible option or a malformed trace; names field, or file and line.

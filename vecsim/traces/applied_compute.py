@@ -8,7 +8,6 @@ import msgspec
 import numpy as np
 import polars as pl
 
-from vecsim.columns import flatten
 from vecsim.traces.files import TraceFile
 from vecsim.traces.json_rows import (
     Place,
@@ -23,6 +22,7 @@ from vecsim.traces.json_rows import (
 )
 from vecsim.traces.table import DEFAULT_BLOCK_SIZE, ReadOptions, TraceTable
 from vecsim.traces.times import Times
+from vecsim.workload.columns import flatten
 
 _DECODER = msgspec.json.Decoder(dict[str, Any])
 _NAME = "applied_compute_agentic_session_"

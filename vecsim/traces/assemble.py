@@ -8,14 +8,14 @@ from dataclasses import replace
 import numpy as np
 import polars as pl
 
-from vecsim.columns import fit_blocks, number_ids, offsets_of, scale_arrivals
 from vecsim.errors import InputError
-from vecsim.selection import take_spans
-from vecsim.sessions import Dependencies, Sessions
 from vecsim.traces.table import Graph, TraceTable
 from vecsim.traces.times import Times
 from vecsim.traces.turns import session_names, sessions_of
-from vecsim.workload import Workload
+from vecsim.workload.columns import fit_blocks, number_ids, offsets_of, scale_arrivals
+from vecsim.workload.dependencies import Dependencies, Sessions
+from vecsim.workload.select import take_spans
+from vecsim.workload.workload import Workload
 
 
 def join_tables(tables: Sequence[TraceTable], names: Sequence[str]) -> TraceTable:

@@ -12,7 +12,6 @@ import msgspec
 import numpy as np
 import polars as pl
 
-from vecsim.columns import flatten
 from vecsim.errors import MISSING
 from vecsim.traces.files import TraceFile
 from vecsim.traces.graphs import Edge, Node, graph_table, name_components, shared_block_size
@@ -32,6 +31,7 @@ from vecsim.traces.json_rows import (
 )
 from vecsim.traces.table import ReadOptions, TraceTable
 from vecsim.traces.times import Times
+from vecsim.workload.columns import flatten
 
 SCHEMA = "dynamo.request.trace.v1"
 _DECODER = msgspec.json.Decoder(dict[str, Any])

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from vecsim.columns import flatten, number_ids, offsets_of
 from vecsim.errors import MISSING, InputError
-from vecsim.selection import take_spans
 from vecsim.traces.json_rows import Place
 from vecsim.traces.table import Graph, TraceTable
 from vecsim.traces.times import Times
+from vecsim.workload.columns import flatten, number_ids, offsets_of
+from vecsim.workload.select import take_spans
 
 
 @dataclass

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from vecsim.columns import LENGTH, is_id_list
 from vecsim.errors import MISSING, InputError
 from vecsim.traces.files import TraceFile
 from vecsim.traces.table import token_count
 from vecsim.traces.times import milliseconds, nanoseconds
+from vecsim.workload.columns import LENGTH, is_id_list
 
 _RESCUE = json.JSONDecoder()
 

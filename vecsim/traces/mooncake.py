@@ -16,7 +16,6 @@ import msgspec
 import numpy as np
 import polars as pl
 
-from vecsim.columns import MAX_INT32, flatten, offsets_of, optional
 from vecsim.traces.files import TraceFile
 from vecsim.traces.json_rows import (
     Clock,
@@ -30,6 +29,7 @@ from vecsim.traces.json_rows import (
 )
 from vecsim.traces.table import DEFAULT_BLOCK_SIZE, ReadOptions, TraceTable
 from vecsim.traces.times import Times, milliseconds
+from vecsim.workload.columns import MAX_INT32, flatten, offsets_of, optional
 
 ALIASES = {
     "input_length": "input_tokens",

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from vecsim.columns import offsets_of
 from vecsim.errors import InputError
 from vecsim.traces.delimited import read_raw
 from vecsim.traces.files import TraceFile
@@ -20,9 +19,10 @@ from vecsim.traces.json_rows import first_object, is_array
 from vecsim.traces.raw import RawTable
 from vecsim.traces.table import DEFAULT_BLOCK_SIZE, Graph, ReadOptions, TraceTable
 from vecsim.traces.times import UNIT_SHIFTS, Times
+from vecsim.workload.columns import offsets_of
 
 if TYPE_CHECKING:
-    from vecsim.workload import Workload
+    from vecsim.workload.workload import Workload
 
 ARRIVALS = {f"arrival_{unit}": unit for unit in UNIT_SHIFTS}
 _NEEDED = ("input_length", "output_length")

@@ -11,12 +11,12 @@ import msgspec
 import numpy as np
 import polars as pl
 
-from vecsim.columns import LENGTH, MAX_INT32, flatten, is_id_list
 from vecsim.errors import MISSING, InputError
 from vecsim.traces.files import TraceFile
 from vecsim.traces.json_rows import decode, is_array, items
 from vecsim.traces.table import token_count
 from vecsim.traces.times import UNIT_SHIFTS, Times, milliseconds, nanoseconds
+from vecsim.workload.columns import LENGTH, MAX_INT32, flatten, is_id_list
 
 _DECODER = msgspec.json.Decoder(dict[str, Any])
 _PLAIN_NUMBER = r"^\d{1,15}(?:\.\d{1,15})?$"

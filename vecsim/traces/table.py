@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from vecsim.columns import MAX_INT32
 from vecsim.traces.times import Times
+from vecsim.workload.columns import MAX_INT32
 
 _NUMBER = re.compile(r"[+-]?\d+(\.\d*)?([eE][+-]?\d+)?", re.ASCII)
 

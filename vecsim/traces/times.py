@@ -10,8 +10,8 @@ from decimal import Decimal
 
 import numpy as np
 
-from vecsim.columns import scale_arrivals
 from vecsim.errors import InputError
+from vecsim.workload.columns import scale_arrivals
 
 UNIT_SHIFTS = {"s": 3, "ms": 0, "us": -3, "ns": -6}
 """Time unit -> power of ten that turns it into milliseconds."""

@@ -8,8 +8,8 @@ import numpy as np
 import polars as pl
 
 from vecsim.errors import InputError
-from vecsim.sessions import Sessions
 from vecsim.traces.table import TraceTable
+from vecsim.workload.dependencies import Sessions
 
 
 def session_names(table: TraceTable) -> pl.Series:

@@ -1,0 +1,1 @@
+"""KV blocks that can be found again."""

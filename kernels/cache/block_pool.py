@@ -1,0 +1,294 @@
+"""Paged KV pool of one rank: free blocks, cached copies, prefix index, idle list, eviction.
+
+A block is free, owned and not findable (a plain count), or a *copy*: cached under an identity and
+findable. Blocks that only their own request can find again (everything behind SHARED) need no copy:
+while owned they are a count, and when released they form one idle *run*, eaten from its tail.
+Identities are dense index rows; a row's oldest copy is the one that look-ups use.
+
+`s` is the rank's row (reference: vLLM backend, sections 4 and 5).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from vecsim.kernels.cache.belady import next_use
+from vecsim.kernels.jit import inner
+from vecsim.kernels.state.layout import (
+    BLOCK_SIZE,
+    BLOCKS_PER_NODE,
+    CONTENT,
+    COPY_BUMP,
+    COPY_FREE,
+    EVICT_BELADY,
+    EVICTION_POLICY,
+    FIRST_RUN,
+    FOLLOWING,
+    FREE,
+    HITS,
+    IDLE,
+    IDLE_HEAD,
+    IDLE_TAIL,
+    NEVER,
+    NEWER,
+    NEWEST,
+    NONE,
+    OLDER,
+    OWN_BEFORE,
+    OWN_FROM,
+    OWN_ROWS,
+    OWN_TAIL,
+    PATH,
+    PREFIX_CACHING,
+    PREVIOUS,
+    PRIMARY,
+    REFERENCES,
+    ROW,
+    RUN_CACHED,
+    SHARED,
+    UNLIMITED,
+)
+
+
+@inner
+def blocks_of(tokens, block_size):
+    """Blocks that hold `tokens` tokens."""
+    return (tokens + block_size - 1) // block_size
+
+
+@inner
+def row_run(requests, s, q, block):
+    """(row, count): index row of a request's block, and how many blocks from it on have
+    consecutive rows."""
+    state = requests.state
+    own = block - state[OWN_FROM, q]
+    if own >= 0:
+        return state[OWN_ROWS, q] + own, UNLIMITED
+    per_node = s[BLOCKS_PER_NODE]
+    inside = block % per_node
+    first = np.int64(requests.path_rows[state[PATH, q] + block // per_node])
+    return first + inside, min(per_node - inside, -own)
+
+
+@inner
+def link_idle(pools, s, node):
+    """Append a node to the tail of the idle list."""
+    tail = s[IDLE_TAIL]
+    pools.nodes[PREVIOUS, node] = tail
+    pools.nodes[FOLLOWING, node] = NONE
+    if tail < 0:
+        s[IDLE_HEAD] = node
+    else:
+        pools.nodes[FOLLOWING, tail] = node
+    s[IDLE_TAIL] = node
+
+
+@inner
+def unlink_idle(pools, s, node):
+    """Take a node out of the idle list."""
+    before = np.int64(pools.nodes[PREVIOUS, node])
+    after = np.int64(pools.nodes[FOLLOWING, node])
+    if before < 0:
+        s[IDLE_HEAD] = after
+    else:
+        pools.nodes[FOLLOWING, before] = after
+    if after < 0:
+        s[IDLE_TAIL] = before
+    else:
+        pools.nodes[PREVIOUS, after] = before
+
+
+@inner
+def new_copy(pools, s, row):
+    """A referenced copy of `row`, the newest of its identity."""
+    nodes = pools.nodes
+    index = pools.index
+    copy = s[COPY_FREE]
+    if copy >= 0:
+        s[COPY_FREE] = nodes[NEWER, copy]
+    else:
+        copy = s[COPY_BUMP]
+        s[COPY_BUMP] += 1
+    older = np.int64(index[NEWEST, row])
+    nodes[ROW, copy] = row
+    nodes[REFERENCES, copy] = 1
+    nodes[OLDER, copy] = older
+    nodes[NEWER, copy] = NONE
+    if older < 0:
+        index[PRIMARY, row] = copy
+    else:
+        nodes[NEWER, older] = copy
+    index[NEWEST, row] = copy
+    return copy
+
+
+@inner
+def forget_copy(pools, s, copy):
+    """Drop an evicted copy; the next oldest of its identity takes over."""
+    nodes = pools.nodes
+    row = nodes[ROW, copy]
+    older = np.int64(nodes[OLDER, copy])
+    newer = np.int64(nodes[NEWER, copy])
+    if older < 0:
+        pools.index[PRIMARY, row] = newer
+    else:
+        nodes[NEWER, older] = newer
+    if newer < 0:
+        pools.index[NEWEST, row] = older
+    else:
+        nodes[OLDER, newer] = older
+    nodes[NEWER, copy] = s[COPY_FREE]
+    s[COPY_FREE] = copy
+
+
+@inner
+def belady_victim(requests, pools, s):
+    """Idle copy to evict: a duplicate, else the farthest next use, else the earliest release."""
+    victim = s[IDLE_HEAD]
+    victim_use = NONE
+    node = victim
+    while node >= 0:
+        row = pools.nodes[ROW, node]
+        if pools.index[PRIMARY, row] != pools.index[NEWEST, row]:
+            return node
+        use = NEVER
+        content = np.int64(pools.index[CONTENT, row])
+        if content >= 0:
+            per_node = s[BLOCKS_PER_NODE]
+            use = next_use(requests, pools, content // per_node, content % per_node)
+        if use > victim_use:
+            victim = node
+            victim_use = use
+        node = np.int64(pools.nodes[FOLLOWING, node])
+    return victim
+
+
+@inner
+def evict(requests, pools, s, count):
+    """Evict `count` idle blocks from the head of the idle list, or by Belady's rule."""
+    first_run = s[FIRST_RUN]
+    run_cached = requests.state[RUN_CACHED]
+    s[IDLE] -= count
+    while count > 0:
+        node = s[IDLE_HEAD]
+        if s[EVICTION_POLICY] == EVICT_BELADY:
+            node = belady_victim(requests, pools, s)
+        if node < first_run:
+            unlink_idle(pools, s, node)
+            forget_copy(pools, s, node)
+            count -= 1
+        else:
+            eaten = min(count, np.int64(run_cached[node - first_run]))
+            run_cached[node - first_run] -= eaten
+            if run_cached[node - first_run] == 0:
+                unlink_idle(pools, s, node)
+            count -= eaten
+
+
+@inner
+def take_blocks(requests, pools, s, count):
+    """Take `count` blocks for new content: free ones first, then by eviction."""
+    evicted = max(count - s[FREE], np.int64(0))
+    s[FREE] -= count - evicted
+    if evicted > 0:
+        evict(requests, pools, s, evicted)
+
+
+@inner
+def find_prefix(requests, pools, s, q, most):
+    """(hits, active): leading blocks of `q`, at most `most`, that are cached; referenced ones
+    among them."""
+    hits = np.int64(0)
+    active = np.int64(0)
+    if s[PREFIX_CACHING] == 0:
+        return hits, active
+    shared = np.int64(requests.state[SHARED, q])
+    last = min(most, shared)
+    while hits < last:
+        row, count = row_run(requests, s, q, hits)
+        for _ in range(min(count, last - hits)):
+            copy = pools.index[PRIMARY, row]
+            if copy < 0:
+                return hits, active
+            active += np.int64(pools.nodes[REFERENCES, copy] > 0)
+            hits += 1
+            row += 1
+    if hits == shared:
+        hits += min(most - hits, np.int64(requests.state[RUN_CACHED, q]))
+    return hits, active
+
+
+@inner
+def reference_prefix(requests, pools, s, q, hits):
+    """Reference the `hits` leading blocks that `find_prefix` reported."""
+    shared = min(hits, np.int64(requests.state[SHARED, q]))
+    block = np.int64(0)
+    while block < shared:
+        row, count = row_run(requests, s, q, block)
+        for _ in range(min(count, shared - block)):
+            copy = np.int64(pools.index[PRIMARY, row])
+            if pools.nodes[REFERENCES, copy] == 0:
+                unlink_idle(pools, s, copy)
+                s[IDLE] -= 1
+            pools.nodes[REFERENCES, copy] += 1
+            block += 1
+            row += 1
+    run = hits - shared
+    if run > 0:
+        requests.state[RUN_CACHED, q] -= run
+        s[IDLE] -= run
+        if requests.state[RUN_CACHED, q] == 0:
+            unlink_idle(pools, s, s[FIRST_RUN] + q)
+    requests.state[HITS, q] = shared
+    requests.state[OWN_TAIL, q] = NONE
+
+
+@inner
+def publish(requests, pools, s, q, first, end):
+    """Make the just computed full blocks first..end-1 findable."""
+    if s[PREFIX_CACHING] == 0:
+        return
+    end = min(end, np.int64(requests.state[SHARED, q]))
+    block = first
+    while block < end:
+        row, count = row_run(requests, s, q, block)
+        for _ in range(min(count, end - block)):
+            copy = new_copy(pools, s, row)
+            pools.nodes[OWN_BEFORE, copy] = requests.state[OWN_TAIL, q]
+            requests.state[OWN_TAIL, q] = copy
+            block += 1
+            row += 1
+
+
+@inner
+def release_copy(pools, s, copy):
+    """Give back one reference."""
+    pools.nodes[REFERENCES, copy] -= 1
+    if pools.nodes[REFERENCES, copy] == 0:
+        link_idle(pools, s, copy)
+        s[IDLE] += 1
+
+
+@inner
+def release(requests, pools, s, q, computed):
+    """Give back all blocks of `q`, which hold `computed` tokens: the last block first."""
+    full = computed // s[BLOCK_SIZE]
+    s[FREE] += np.int64(computed % s[BLOCK_SIZE] != 0)
+    if s[PREFIX_CACHING] == 0:
+        s[FREE] += full
+        return
+    shared = min(full, np.int64(requests.state[SHARED, q]))
+    if full > shared:
+        requests.state[RUN_CACHED, q] = full - shared
+        link_idle(pools, s, s[FIRST_RUN] + q)
+        s[IDLE] += full - shared
+    hits = np.int64(requests.state[HITS, q])
+    copy = np.int64(requests.state[OWN_TAIL, q])
+    for _ in range(shared - hits):
+        release_copy(pools, s, copy)
+        copy = np.int64(pools.nodes[OWN_BEFORE, copy])
+    for back in range(hits):
+        row, _ = row_run(requests, s, q, hits - 1 - np.int64(back))
+        release_copy(pools, s, np.int64(pools.index[PRIMARY, row]))
+    requests.state[OWN_TAIL, q] = NONE
+    requests.state[HITS, q] = 0

@@ -1,0 +1,454 @@
+"""SGLang's radix tree of one rank, with keys kept as spans of request paths.
+
+A node covers the pages START..END of its path. Keys are never stored: a node names a request whose
+path goes through it, and two paths agree where the prefix tree of the workload says so, run by run.
+Pages behind the shared part of a path (prompt tails and generated tokens) belong to that request
+alone, or to its family: the turns of a session that all begin with the turn before. Children are
+found in one open-addressing table by (parent, first page). Unlocked nodes form a list by time of
+last access, so the least recently used leaf is at its head, or just behind nodes of its own path.
+
+`s` is the rank's row, `pools` a `Forest`; FREE counts pages nobody has, IDLE those of unlocked
+nodes (reference: SGLang backend, radix tree).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from vecsim.kernels.cache.belady import next_use
+from vecsim.kernels.jit import inner
+from vecsim.kernels.state.layout import (
+    BLOCKS_PER_NODE,
+    CHILDREN,
+    END,
+    FAMILY,
+    FREE,
+    IDLE,
+    IDLE_HEAD,
+    IDLE_TAIL,
+    KEY,
+    LESS_RECENT,
+    LOCKS,
+    MORE_RECENT,
+    NEVER,
+    NODE_BUMP,
+    NONE,
+    OWNER,
+    PARENT,
+    PATH,
+    ROOT,
+    SHARED,
+    START,
+    TABLE_STALE,
+    TIME,
+    TREE_CLOCK,
+    UNSORTED,
+    UNUSED_COUNT,
+    UNUSED_HEAD,
+)
+
+_PARENT_FACTOR = np.int64(0x2545F491)
+_KEY_FACTOR = np.int64(0x1B873593)
+
+
+# --- keys -----------------------------------------------------------------------------------------
+@inner
+def page_key(requests, s, q, depth):
+    """What the page at `depth` of a request's path holds, among paths that agree above it."""
+    if depth >= requests.state[SHARED, q]:
+        return -1 - np.int64(requests.state[FAMILY, q])
+    return np.int64(requests.path_rows[requests.state[PATH, q] + depth // s[BLOCKS_PER_NODE]])
+
+
+@inner
+def common_depth(requests, s, q, other, depth, limit):
+    """How deep, at most `limit`, the paths of two requests agree that agree down to `depth`."""
+    state = requests.state
+    if state[FAMILY, q] == state[FAMILY, other]:
+        return limit
+    per_node = s[BLOCKS_PER_NODE]
+    path = np.int64(state[PATH, q])
+    other_path = np.int64(state[PATH, other])
+    shared = min(np.int64(state[SHARED, q]), np.int64(state[SHARED, other]))
+    last = min(limit, shared)
+    while depth < last:
+        entry = depth // per_node
+        if requests.path_rows[path + entry] != requests.path_rows[other_path + entry]:
+            return depth
+        depth = min(last, (entry + 1) * per_node)
+    return depth
+
+
+# --- children -------------------------------------------------------------------------------------
+@inner
+def home_slot(pools, parent, key):
+    """Where the search for a child begins."""
+    mixed = parent * _PARENT_FACTOR + key * _KEY_FACTOR
+    return (mixed ^ (mixed >> np.int64(29))) & np.int64(len(pools.table) - 1)
+
+
+@inner
+def find_slot(pools, parent, key):
+    """Slot of a child, or the empty slot where it would be."""
+    mask = np.int64(len(pools.table) - 1)
+    slot = home_slot(pools, parent, key)
+    node = np.int64(pools.table[slot])
+    while node >= 0 and (pools.nodes[PARENT, node] != parent or pools.nodes[KEY, node] != key):
+        slot = (slot + 1) & mask
+        node = np.int64(pools.table[slot])
+    return slot
+
+
+@inner
+def find_child(pools, parent, key):
+    """Child of `parent` that begins with the page `key`, or NONE."""
+    return np.int64(pools.table[find_slot(pools, parent, key)])
+
+
+@inner
+def drop_child(pools, node):
+    """Take a node out of the table, closing the gap it leaves."""
+    table = pools.table
+    mask = np.int64(len(table) - 1)
+    gap = find_slot(pools, np.int64(pools.nodes[PARENT, node]), np.int64(pools.nodes[KEY, node]))
+    slot = (gap + 1) & mask
+    while table[slot] >= 0:
+        other = np.int64(table[slot])
+        parent = np.int64(pools.nodes[PARENT, other])
+        home = home_slot(pools, parent, np.int64(pools.nodes[KEY, other]))
+        if ((slot - home) & mask) >= ((slot - gap) & mask):
+            table[gap] = other
+            gap = slot
+        slot = (slot + 1) & mask
+    table[gap] = NONE
+
+
+@inner
+def build_table(pools):
+    """Enter all nodes into an empty table."""
+    for node in range(pools.state[NODE_BUMP]):
+        parent = np.int64(pools.nodes[PARENT, node])
+        if parent >= 0:
+            pools.table[find_slot(pools, parent, np.int64(pools.nodes[KEY, node]))] = node
+    pools.state[TABLE_STALE] = 0
+
+
+@inner
+def clear(pools, roots):
+    """Forget all nodes but the `roots` roots."""
+    pools.table[:] = NONE
+    pools.state[UNUSED_HEAD] = NONE
+    pools.state[UNUSED_COUNT] = 0
+    pools.state[NODE_BUMP] = roots
+
+
+# --- nodes ----------------------------------------------------------------------------------------
+@inner
+def new_node(requests, pools, s, parent, owner, start, end, time):
+    """A childless, unlocked node, entered under its parent but not among the unlocked ones."""
+    nodes = pools.nodes
+    node = pools.state[UNUSED_HEAD]
+    if node >= 0:
+        pools.state[UNUSED_HEAD] = nodes[MORE_RECENT, node]
+        pools.state[UNUSED_COUNT] -= 1
+    else:
+        node = pools.state[NODE_BUMP]
+        pools.state[NODE_BUMP] = node + 1
+    key = page_key(requests, s, owner, start)
+    pools.table[find_slot(pools, parent, key)] = node
+    nodes[OWNER, node] = owner
+    nodes[START, node] = start
+    nodes[END, node] = end
+    nodes[KEY, node] = key
+    nodes[PARENT, node] = parent
+    nodes[CHILDREN, node] = 0
+    nodes[LOCKS, node] = 0
+    nodes[TIME, node] = time
+    return node
+
+
+@inner
+def link_behind(pools, s, node, before):
+    """Put a node behind `before` (NONE: first) in the list of unlocked nodes."""
+    nodes = pools.nodes
+    after = s[IDLE_HEAD] if before < 0 else np.int64(nodes[MORE_RECENT, before])
+    nodes[LESS_RECENT, node] = before
+    nodes[MORE_RECENT, node] = after
+    if before < 0:
+        s[IDLE_HEAD] = node
+    else:
+        nodes[MORE_RECENT, before] = node
+    if after < 0:
+        s[IDLE_TAIL] = node
+    else:
+        nodes[LESS_RECENT, after] = node
+
+
+@inner
+def unlink(pools, s, node):
+    """Take a node out of the list of unlocked nodes."""
+    nodes = pools.nodes
+    before = np.int64(nodes[LESS_RECENT, node])
+    after = np.int64(nodes[MORE_RECENT, node])
+    if before < 0:
+        s[IDLE_HEAD] = after
+    else:
+        nodes[MORE_RECENT, before] = after
+    if after < 0:
+        s[IDLE_TAIL] = before
+    else:
+        nodes[LESS_RECENT, after] = before
+
+
+@inner
+def touch(pools, s, node, time):
+    """Note an access; times only ever increase."""
+    pools.nodes[TIME, node] = time
+    if pools.nodes[LOCKS, node] == 0 and s[IDLE_TAIL] != node:
+        unlink(pools, s, node)
+        link_behind(pools, s, node, s[IDLE_TAIL])
+
+
+@inner
+def lock_path(pools, s, node, top):
+    """Lock the nodes from `node` up to, without, `top`."""
+    nodes = pools.nodes
+    while node != top:
+        if nodes[LOCKS, node] == 0:
+            unlink(pools, s, node)
+            s[IDLE] -= np.int64(nodes[END, node]) - nodes[START, node]
+        nodes[LOCKS, node] += 1
+        node = np.int64(nodes[PARENT, node])
+
+
+@inner
+def unlock_path(pools, s, node):
+    """Unlock the nodes from `node` up to the root."""
+    nodes = pools.nodes
+    while node != s[ROOT]:
+        nodes[LOCKS, node] -= 1
+        if nodes[LOCKS, node] == 0:
+            before = s[IDLE_TAIL]
+            while before >= 0 and nodes[TIME, before] > nodes[TIME, node]:
+                before = np.int64(nodes[LESS_RECENT, before])
+            link_behind(pools, s, node, before)
+            s[IDLE] += np.int64(nodes[END, node]) - nodes[START, node]
+        node = np.int64(nodes[PARENT, node])
+
+
+@inner
+def split(requests, pools, s, child, depth):
+    """Cut a node at `depth`. A new node takes the pages above; whoever locked the old one holds on
+    to its end. Returns the new node."""
+    nodes = pools.nodes
+    parent = np.int64(nodes[PARENT, child])
+    owner = np.int64(nodes[OWNER, child])
+    drop_child(pools, child)
+    time = np.int64(nodes[TIME, child])
+    prefix = new_node(requests, pools, s, parent, owner, np.int64(nodes[START, child]), depth, time)
+    nodes[LOCKS, prefix] = nodes[LOCKS, child]
+    nodes[CHILDREN, prefix] = 1
+    if nodes[LOCKS, child] == 0:
+        link_behind(pools, s, prefix, np.int64(nodes[LESS_RECENT, child]))
+    key = page_key(requests, s, owner, depth)
+    nodes[START, child] = depth
+    nodes[PARENT, child] = prefix
+    nodes[KEY, child] = key
+    pools.table[find_slot(pools, prefix, key)] = child
+    return prefix
+
+
+# --- the tree's operations ------------------------------------------------------------------------
+@inner
+def probe(requests, pools, s, q, pages):
+    """How many of the first `pages` pages of a request are in the tree. Leaves no trace."""
+    node = s[ROOT]
+    depth = np.int64(0)
+    while depth < pages:
+        node = find_child(pools, node, page_key(requests, s, q, depth))
+        if node < 0:
+            return depth
+        end = np.int64(pools.nodes[END, node])
+        owner = np.int64(pools.nodes[OWNER, node])
+        depth = common_depth(requests, s, q, owner, depth, min(end, pages))
+        if depth < end:
+            return depth
+    return depth
+
+
+@inner
+def match(requests, pools, s, q, pages):
+    """Touch the path of the first `pages` pages, which are all there. Returns the node that ends
+    with them, split off if need be."""
+    s[TREE_CLOCK] += 1
+    node = s[ROOT]
+    depth = np.int64(0)
+    while depth < pages:
+        node = find_child(pools, node, page_key(requests, s, q, depth))
+        touch(pools, s, node, s[TREE_CLOCK])
+        depth = np.int64(pools.nodes[END, node])
+        if depth > pages:
+            return split(requests, pools, s, node, pages)
+    return node
+
+
+@inner
+def extends(pools, s, node, start):
+    """Whether an insertion from `start` lengthens `node` in place."""
+    if node == s[ROOT] or pools.nodes[CHILDREN, node] > 0:
+        return False
+    locks = pools.nodes[LOCKS, node]
+    return locks == 0 or (node == start and locks == 1)
+
+
+@inner
+def insert(requests, pools, s, q, start, depth, last):
+    """Hand the pages depth..last of a request to the tree, below the node `start` that ends at
+    `depth`. Its copies of pages that are there already become free. Returns the node that ends
+    with the last page."""
+    nodes = pools.nodes
+    s[TREE_CLOCK] += 1
+    time = s[TREE_CLOCK]
+    s[UNSORTED] = 1
+    node = start
+    while node != s[ROOT]:
+        touch(pools, s, node, time)
+        node = np.int64(nodes[PARENT, node])
+    node = start
+    while depth < last:
+        if extends(pools, s, node, start):
+            nodes[OWNER, node] = q
+            nodes[END, node] = last
+            if nodes[LOCKS, node] == 0:
+                s[IDLE] += last - depth
+            return node
+        child = find_child(pools, node, page_key(requests, s, q, depth))
+        if child < 0:
+            s[TREE_CLOCK] += 1
+            child = new_node(requests, pools, s, node, q, depth, last, s[TREE_CLOCK])
+            link_behind(pools, s, child, s[IDLE_TAIL])
+            nodes[CHILDREN, node] += 1
+            s[IDLE] += last - depth
+            return child
+        touch(pools, s, child, time)
+        end = np.int64(nodes[END, child])
+        owner = np.int64(nodes[OWNER, child])
+        agreed = common_depth(requests, s, q, owner, depth, min(end, last))
+        s[FREE] += agreed - depth
+        depth = agreed
+        node = child if agreed == end else split(requests, pools, s, child, agreed)
+    return node
+
+
+@inner
+def remove_leaf(pools, s, leaf):
+    """Delete an empty leaf."""
+    nodes = pools.nodes
+    drop_child(pools, leaf)
+    unlink(pools, s, leaf)
+    nodes[CHILDREN, nodes[PARENT, leaf]] -= 1
+    nodes[PARENT, leaf] = NONE
+    nodes[MORE_RECENT, leaf] = pools.state[UNUSED_HEAD]
+    pools.state[UNUSED_HEAD] = leaf
+    pools.state[UNUSED_COUNT] += 1
+
+
+@inner
+def cut_tail(pools, s, leaf, pages):
+    """Take the last `pages` pages off a leaf."""
+    pools.nodes[END, leaf] -= pages
+
+
+@inner
+def count_as_free(s, count):
+    """Count `count` pages (all that are unlocked, if fewer) as free. Returns how many."""
+    count = min(count, s[IDLE])
+    if count <= 0:
+        return np.int64(0)
+    s[IDLE] -= count
+    s[FREE] += count
+    s[UNSORTED] = 1
+    return count
+
+
+@inner
+def evict(requests, pools, s, count):
+    """Free `count` pages (all that are unlocked, if fewer): the least recently used leaf first,
+    each from its tail."""
+    nodes = pools.nodes
+    count = count_as_free(s, count)
+    node = s[IDLE_HEAD]
+    while count > 0:
+        following = np.int64(nodes[MORE_RECENT, node])
+        if nodes[CHILDREN, node] == 0:
+            taken = min(count, np.int64(nodes[END, node]) - nodes[START, node])
+            cut_tail(pools, s, node, taken)
+            count -= taken
+            if nodes[END, node] == nodes[START, node]:
+                parent = np.int64(nodes[PARENT, node])
+                time = nodes[TIME, node]
+                remove_leaf(pools, s, node)
+                # An older parent stands before the leaf and was passed over; now it is next.
+                waits = parent != s[ROOT] and nodes[LOCKS, parent] == 0
+                if waits and nodes[CHILDREN, parent] == 0 and nodes[TIME, parent] <= time:
+                    following = parent
+        node = following
+
+
+# --- eviction by forecast -------------------------------------------------------------------------
+@inner
+def page_use(requests, pools, s, owner, depth):
+    """Next use of a page of a prompt; NEVER for all other pages."""
+    if depth >= requests.state[SHARED, owner]:
+        return NEVER
+    node = page_key(requests, s, owner, depth)
+    return next_use(requests, pools, node, depth % s[BLOCKS_PER_NODE])
+
+
+@inner
+def leaf_used_last(requests, pools, s):
+    """(leaf, next use of its last page): the unlocked leaf to shorten, the least recently used of
+    those whose last page is used latest."""
+    nodes = pools.nodes
+    leaf = NONE
+    latest = NONE
+    node = s[IDLE_HEAD]
+    while node >= 0:
+        if nodes[CHILDREN, node] == 0:
+            depth = np.int64(nodes[END, node]) - 1
+            use = page_use(requests, pools, s, np.int64(nodes[OWNER, node]), depth)
+            if use > latest:
+                leaf = node
+                latest = use
+        node = np.int64(nodes[MORE_RECENT, node])
+    return leaf, latest
+
+
+@inner
+def pages_alike(requests, pools, s, leaf, use):
+    """How many pages, from the last of a leaf up, surely have the next use of that last one."""
+    owner = np.int64(pools.nodes[OWNER, leaf])
+    start = np.int64(pools.nodes[START, leaf])
+    end = np.int64(pools.nodes[END, leaf])
+    shared = np.int64(requests.state[SHARED, owner])
+    if end > shared:
+        return end - max(start, shared)
+    first = max(start, (end - 1) // s[BLOCKS_PER_NODE] * s[BLOCKS_PER_NODE])
+    if page_use(requests, pools, s, owner, first) == use:
+        return end - first
+    return np.int64(1)
+
+
+@inner
+def evict_by_forecast(requests, pools, s, count):
+    """Free `count` pages (all that are unlocked, if fewer), one by one, each from the tail of the
+    leaf that is used last (Belady's rule). Takes the place of `evict`."""
+    count = count_as_free(s, count)
+    while count > 0:
+        leaf, use = leaf_used_last(requests, pools, s)
+        # While the next use of its last page stays the same, so does its place among the leaves.
+        taken = min(count, pages_alike(requests, pools, s, leaf, use))
+        cut_tail(pools, s, leaf, taken)
+        count -= taken
+        if pools.nodes[END, leaf] == pools.nodes[START, leaf]:
+            remove_leaf(pools, s, leaf)

@@ -1,0 +1,251 @@
+"""Stretches: pure decode passes that follow each other, walked as one.
+
+The clock of a stretch is that of pass-by-pass stepping, addition for addition; what it does to
+blocks and requests is settled once, at its end, by the scheduler of the rank.
+
+`walk_stretch` walks a whole one. A stretch in flight that anything may cut short is walked chunk by
+chunk instead, as time goes by: `look_ahead` finds the ends of the next passes, and keeps them with
+the worker; `observe_ahead` records them once they have come.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from vecsim.kernels.fleet.itl_histogram import count_gaps
+from vecsim.kernels.jit import inner
+from vecsim.kernels.sched.lifecycle import mark_second_tokens
+from vecsim.kernels.state.layout import (
+    AHEAD,
+    BLOCK_SIZE,
+    CHUNK,
+    CLOCK,
+    DURATIONS,
+    ENDS,
+    FREE,
+    FRONT,
+    FRONT_CONTEXT,
+    FRONT_COUNTED,
+    GAPS,
+    GROWN,
+    GROWTH_OFFSET,
+    IDLE,
+    KV_BLOCK_MS,
+    NUM_BLOCKS,
+    PARTICIPATES,
+    PASS_END,
+    PENDING_PASSES,
+    TICK,
+    WALKED,
+    WALKED_PASSES,
+    WORKER_TIME,
+)
+from vecsim.kernels.timing.durations import decode_series
+
+LOOKS_AHEAD, OBSERVES = np.bool_(False), np.bool_(True)
+"""The last argument of `walk_stretch`; literals would compile it twice."""
+
+
+@inner
+def passes_within(s, lists, blocks, passes):
+    """How many of `passes` pure decode passes the given number of blocks suffices for."""
+    front = s[FRONT]
+    block_size = s[BLOCK_SIZE]
+    if front * (passes // block_size + 1) <= blocks:
+        return passes
+    covered = (blocks // front) * block_size
+    left = blocks % front
+    growth = lists[s[GROWTH_OFFSET] : s[GROWTH_OFFSET] + block_size]
+    slot = s[TICK] % block_size
+    while covered < passes and growth[slot] <= left:
+        left -= growth[slot]
+        covered += 1
+        slot += 1
+        if slot == block_size:
+            slot = np.int64(0)
+    return min(covered, passes)
+
+
+@inner
+def price_chunk(ranks, scratch, first, dp_size, done, count):
+    """Durations of up to `count` group passes after `done` ones of the stretch; returns how many,
+    fewer before a bad price."""
+    chunk = scratch.chunk
+    for k in range(count):
+        chunk[DURATIONS, k] = 0.0
+    for r in range(first, first + dp_size):
+        s = ranks.fields[r]
+        if s[PARTICIPATES] == 0:
+            continue
+        context = s[FRONT_CONTEXT] + done * s[FRONT]
+        f = ranks.factors[r]
+        count = decode_series(s, f, s[FRONT], context, count, chunk)
+    return count
+
+
+@inner
+def chunk_end(scratch, count, start, arrival, until):
+    """Add up the durations in order. Returns how many of the `count` passes belong to the stretch:
+    up to the first that ends at or after `arrival`, without those that end after `until`."""
+    ends = scratch.chunk[ENDS]
+    durations = scratch.chunk[DURATIONS]
+    end = start
+    for k in range(count):
+        end += durations[k]
+        ends[k] = end
+    if end < arrival and end <= until:
+        return count
+    for k in range(count):
+        if ends[k] > until:
+            return np.int64(k)
+        if ends[k] >= arrival:
+            return np.int64(k) + 1
+    return count
+
+
+@inner
+def observe_chunk(ranks, times, requests, scratch, first, dp_size, done, count, start):
+    """Record `count` walked passes: gaps, second tokens, held blocks."""
+    ends = scratch.chunk[ENDS]
+    gaps = scratch.chunk[GAPS]
+    gaps[0] = ends[0] - start
+    for k in range(1, count):
+        gaps[k] = ends[k] - ends[k - 1]
+    weight = np.int64(0)
+    held = 0.0
+    for r in range(first, first + dp_size):
+        s = ranks.fields[r]
+        if s[PARTICIPATES] == 0:
+            continue
+        if done == 0:
+            s[GROWN] = 0
+            mark_second_tokens(requests, s, ranks.lists, ends[0])
+        weight += s[FRONT_COUNTED]
+        block_size = s[BLOCK_SIZE]
+        growth = ranks.lists[s[GROWTH_OFFSET] : s[GROWTH_OFFSET] + block_size]
+        active = s[NUM_BLOCKS] - s[FREE] - s[IDLE] + s[GROWN]
+        held += np.float64(active) * (ends[count - 1] - start)
+        slot = (s[TICK] + done) % block_size
+        pass_start = start
+        grown = np.int64(0)
+        for k in range(count):
+            if growth[slot] != 0:
+                grown += growth[slot]
+                held += np.float64(growth[slot]) * (ends[count - 1] - pass_start)
+            pass_start = ends[k]
+            slot += 1
+            if slot == block_size:
+                slot = np.int64(0)
+        s[GROWN] += grown
+    times[KV_BLOCK_MS] += held
+    count_gaps(times, scratch, count, weight)
+
+
+@inner
+def walk_stretch(
+    ranks, workers, requests, scratch, worker, dp_size, passes, arrival, until, observe
+):
+    """Walk up to `passes` steady passes from the clock; PASS_END is the end of the last one.
+
+    Returns the number of passes: fewer when one ends at or after `arrival` or would end after
+    `until`, or before a bad price; negative if the first has one. Records them only if `observe`.
+    """
+    times = workers.time[worker]
+    first = worker * dp_size
+    end = times[CLOCK]
+    done = np.int64(0)
+    while done < passes:
+        count = min(np.int64(CHUNK), passes - done)
+        count = price_chunk(ranks, scratch, first, dp_size, done, count)
+        if count == 0:
+            if done == 0:
+                return np.int64(-1)
+            break
+        taken = chunk_end(scratch, count, end, arrival, until)
+        if taken > 0:
+            if observe:
+                observe_chunk(ranks, times, requests, scratch, first, dp_size, done, taken, end)
+            end = scratch.chunk[ENDS, taken - 1]
+            done += taken
+        if taken < count or end >= arrival:
+            break
+    times[PASS_END] = end
+    return done
+
+
+@inner
+def look_ahead(ranks, workers, scratch, worker, dp_size):
+    """Find the ends of the passes after those walked, one chunk at most; PASS_END is the last.
+
+    PENDING_PASSES becomes smaller before a bad price, and where time stands still at the end of the
+    chunk. Returns how many ends there are.
+    """
+    w = workers.state[worker]
+    times = workers.time[worker]
+    end = times[WALKED]
+    wanted = min(np.int64(CHUNK), w[PENDING_PASSES] - w[WALKED_PASSES])
+    count = price_chunk(ranks, scratch, worker * dp_size, dp_size, w[WALKED_PASSES], wanted)
+    before = end
+    for k in range(count):
+        before = end
+        end += scratch.chunk[DURATIONS, k]
+        times[WORKER_TIME + k] = end
+    if count < wanted or end == before:
+        w[PENDING_PASSES] = w[WALKED_PASSES] + count
+    w[AHEAD] = count
+    times[PASS_END] = end
+    return count
+
+
+@inner
+def is_last_ahead(w):
+    """Whether the stretch in flight is known to its end."""
+    return w[WALKED_PASSES] + w[AHEAD] == w[PENDING_PASSES]
+
+
+@inner
+def cut_ahead(workers, worker, due):
+    """Let the stretch in flight end with the first pass that ends at or after `due`, a time that
+    has not gone by."""
+    w = workers.state[worker]
+    times = workers.time[worker]
+    if w[WALKED_PASSES] > 0 and times[WALKED] >= due:
+        w[AHEAD] = 0
+        times[PASS_END] = times[WALKED]
+    else:
+        k = np.int64(0)
+        while k < w[AHEAD] - 1 and times[WORKER_TIME + k] < due:
+            k += 1
+        w[AHEAD] = k + 1
+        times[PASS_END] = times[WORKER_TIME + k]
+    w[PENDING_PASSES] = w[WALKED_PASSES] + w[AHEAD]
+
+
+@inner
+def drop_ahead(workers, worker, until):
+    """Forget the passes of the stretch in flight that end after `until`."""
+    w = workers.state[worker]
+    times = workers.time[worker]
+    while w[AHEAD] > 0 and times[PASS_END] > until:
+        w[AHEAD] -= 1
+        times[PASS_END] = times[WALKED]
+        if w[AHEAD] > 0:
+            times[PASS_END] = times[WORKER_TIME + w[AHEAD] - 1]
+
+
+@inner
+def observe_ahead(ranks, workers, requests, scratch, worker, dp_size):
+    """Record the passes whose ends are known: they are walked now."""
+    w = workers.state[worker]
+    times = workers.time[worker]
+    count = w[AHEAD]
+    if count == 0:
+        return
+    for k in range(count):
+        scratch.chunk[ENDS, k] = times[WORKER_TIME + k]
+    first = worker * dp_size
+    done = w[WALKED_PASSES]
+    observe_chunk(ranks, times, requests, scratch, first, dp_size, done, count, times[WALKED])
+    w[WALKED_PASSES] += count
+    w[AHEAD] = 0
+    times[WALKED] = times[PASS_END]

@@ -1,0 +1,112 @@
+"""The decode front: running requests that advance in step, kept implicitly.
+
+The *front* is the leading part of the running list whose members all emitted a token at the end of
+the rank's last decode pass (or of the pass that finished their prompt) and have more to produce.
+They advance one token a decode pass, so inside the front
+
+- tokens produced are GENERATED + tick, where the tick counts the rank's decode passes;
+- the request finishes at the tick FINISH;
+- COMPUTED stays as it was when the request joined;
+- the growth counter of `tick % block_size` is the number of members that need a block in a pass.
+
+A pass over the front costs O(1). All other running requests are *explicit*.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from vecsim.kernels.jit import inner
+from vecsim.kernels.state.layout import (
+    BLOCK_SIZE,
+    COMPUTED,
+    COUNTED,
+    FINISH,
+    FRONT,
+    FRONT_CONTEXT,
+    FRONT_COUNTED,
+    FRONT_JOINED,
+    GENERATED,
+    GROWTH_OFFSET,
+    ISL,
+    LIMIT,
+    NEVER,
+    NEXT_FINISH,
+    RUN_OFFSET,
+    RUNNING,
+    TICK,
+)
+
+
+@inner
+def known_tokens(requests, q):
+    """Prompt and output so far of an explicit request."""
+    return np.int64(requests.state[ISL, q]) + requests.state[GENERATED, q]
+
+
+@inner
+def growth_slot(s, computed):
+    """Counter of the passes in which a member that has `computed` + tick tokens needs a block."""
+    return s[GROWTH_OFFSET] + (-computed) % s[BLOCK_SIZE]
+
+
+@inner
+def join_front(requests, s, lists, q):
+    """Append an explicit request, which just emitted a token, to the front."""
+    state = requests.state
+    generated = np.int64(state[GENERATED, q])
+    state[GENERATED, q] = generated - s[TICK]
+    state[FINISH, q] = s[TICK] + state[LIMIT, q] - generated
+    s[NEXT_FINISH] = min(s[NEXT_FINISH], np.int64(state[FINISH, q]))
+    lists[growth_slot(s, state[COMPUTED, q] - s[TICK])] += 1
+    s[FRONT] += 1
+    s[FRONT_CONTEXT] += state[ISL, q] + generated
+    s[FRONT_COUNTED] += state[COUNTED, q]
+
+
+@inner
+def leave_front(requests, s, lists, q, uncomputed):
+    """Make a front member explicit again, all but `uncomputed` of whose tokens are computed; the
+    caller adjusts FRONT and the running list."""
+    state = requests.state
+    lists[growth_slot(s, known_tokens(requests, q) - uncomputed)] -= 1
+    state[GENERATED, q] += s[TICK]
+    known = known_tokens(requests, q)
+    state[COMPUTED, q] = known - uncomputed
+    s[FRONT_CONTEXT] -= known
+    s[FRONT_COUNTED] -= state[COUNTED, q]
+
+
+@inner
+def empty_front(s):
+    """All members have left; the running list stays as it is."""
+    s[FRONT] = 0
+    s[FRONT_JOINED] = 0
+    s[NEXT_FINISH] = NEVER
+
+
+@inner
+def close_gaps(requests, s, lists):
+    """Members that ended left NONE in the running list: move up those behind them."""
+    start = s[RUN_OFFSET]
+    kept = np.int64(0)
+    next_finish = NEVER
+    for i in range(s[FRONT]):
+        q = lists[start + i]
+        if q >= 0:
+            next_finish = min(next_finish, np.int64(requests.state[FINISH, q]))
+            lists[start + kept] = q
+            kept += 1
+    gone = s[FRONT] - kept
+    s[FRONT] = kept
+    s[NEXT_FINISH] = next_finish
+    for i in range(kept + gone, s[RUNNING]):
+        lists[start + i - gone] = lists[start + i]
+    s[RUNNING] -= gone
+
+
+@inner
+def advance_front(s, passes):
+    """`passes` decode passes went by for every member."""
+    s[TICK] += passes
+    s[FRONT_CONTEXT] += passes * s[FRONT]

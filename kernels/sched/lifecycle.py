@@ -1,0 +1,142 @@
+"""What a pass enters into its sums and the columns of its requests: admissions, tokens, ends."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from vecsim.kernels.fleet.itl_histogram import count_gap
+from vecsim.kernels.jit import inner
+from vecsim.kernels.state.layout import (
+    ADMISSIONS,
+    COMPLETED,
+    COUNTED,
+    FIRST_ADMIT,
+    FIRST_REUSED,
+    FIRST_TOKEN,
+    FRONT,
+    FRONT_JOINED,
+    GENERATED,
+    LAST_ENDED,
+    LAST_TOKEN,
+    NEXT,
+    NONE,
+    PREEMPTED_ANY,
+    PREFILL_ISL,
+    PREFILL_PREFIX,
+    PREFILL_TOKENS,
+    PREFILLS,
+    REASON,
+    REJECTED,
+    REJECTED_HEAD,
+    REUSED,
+    RUN_OFFSET,
+    RUNNING,
+    SECOND_TOKEN,
+    SETTLED,
+    STATUS,
+    TERMINAL,
+    TERMINALS,
+    TICK,
+)
+
+
+@inner
+def log_admission(requests, scratch, q, now, cached):
+    """Record an admission; those after a preemption go to the log."""
+    state = requests.state
+    if state[ADMISSIONS, q] == 0:
+        requests.time[FIRST_ADMIT, q] = now
+        state[FIRST_REUSED, q] = cached
+    else:
+        line = scratch.log_length[0]
+        scratch.log[0, line] = q
+        scratch.log[1, line] = now
+        scratch.log[2, line] = cached
+        scratch.log_length[0] = line + 1
+    state[ADMISSIONS, q] += 1
+    state[REUSED, q] = max(state[REUSED, q], cached)
+
+
+@inner
+def mark_second_tokens(requests, s, lists, end):
+    """Front members that joined at the last pass end and had one token get their second now."""
+    for i in range(s[FRONT_JOINED], s[FRONT]):
+        q = lists[s[RUN_OFFSET] + i]
+        if np.isnan(requests.time[SECOND_TOKEN, q]):
+            requests.time[SECOND_TOKEN, q] = end
+    s[FRONT_JOINED] = s[FRONT]
+
+
+@inner
+def emit_token(requests, times, scratch, q, end):
+    """An explicit request produces one token at `end`."""
+    state = requests.state
+    time = requests.time
+    generated = state[GENERATED, q]
+    if generated == 0:
+        time[FIRST_TOKEN, q] = end
+    else:
+        count_gap(times, scratch, end - time[LAST_TOKEN, q], np.int64(state[COUNTED, q]))
+        if generated == 1:
+            time[SECOND_TOKEN, q] = end
+    time[LAST_TOKEN, q] = end
+    state[GENERATED, q] = generated + 1
+
+
+@inner
+def begin_pass(s):
+    """Nothing is decided yet in the pass that starts."""
+    if s[RUNNING] == 0:
+        # Ticks are kept in 32 bits; without a front nothing counts from them.
+        s[TICK] = 0
+    s[PREEMPTED_ANY] = 0
+    s[SETTLED] = 0
+    s[REJECTED_HEAD] = NONE
+    s[PREFILLS] = 0
+    s[PREFILL_ISL] = 0
+    s[PREFILL_PREFIX] = 0
+    s[PREFILL_TOKENS] = 0
+
+
+@inner
+def end_request(requests, w, q, status, now):
+    """A request, in no list any more, ends `now`."""
+    requests.state[STATUS, q] = status
+    requests.time[TERMINAL, q] = now
+    requests.state[NEXT, q] = w[LAST_ENDED]
+    w[LAST_ENDED] = q
+    w[TERMINALS] += 1
+
+
+@inner
+def complete(requests, w, q, end):
+    """A request has produced all it may."""
+    end_request(requests, w, q, COMPLETED, end)
+
+
+@inner
+def settle(requests, w, s, q, status, reason, now):
+    """End a request, which has left its queue or the running list, for good: nothing else would
+    let the rank go on."""
+    requests.state[REASON, q] = reason
+    s[SETTLED] += 1
+    end_request(requests, w, q, status, now)
+
+
+@inner
+def reject(requests, s, q, reason):
+    """Note a request, which has left its queue, for rejection at the end of the pass."""
+    requests.state[REASON, q] = reason
+    requests.state[NEXT, q] = s[REJECTED_HEAD]
+    s[REJECTED_HEAD] = q
+
+
+@inner
+def end_rejected(requests, w, s, end):
+    """Rejections of the pass become visible."""
+    q = s[REJECTED_HEAD]
+    while q >= 0:
+        following = np.int64(requests.state[NEXT, q])
+        end_request(requests, w, q, REJECTED, end)
+        q = following
+    s[REJECTED_HEAD] = NONE

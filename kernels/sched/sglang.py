@@ -1,0 +1,455 @@
+"""One scheduler pass of one SGLang rank.
+
+A pass either prefills a batch from the waiting queue, while running requests stand still, or
+decodes one token for every running request. `schedule` decides and does all that concerns KV pages;
+`apply` makes tokens and completions visible at the end of the pass. Running requests that have a
+token form the front (see front.py), whose ticks count the rank's decode passes. (Reference: SGLang
+backend, sections on passes, decode steps and new_token_ratio.)
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from vecsim.kernels.fleet.itl_histogram import count_gap
+from vecsim.kernels.jit import inner
+from vecsim.kernels.sched.decode_batch import (
+    advance_front,
+    close_gaps,
+    empty_front,
+    join_front,
+    known_tokens,
+    leave_front,
+)
+from vecsim.kernels.sched.lifecycle import begin_pass, emit_token, end_rejected
+from vecsim.kernels.sched.sglang_batch import form_batch
+from vecsim.kernels.sched.sglang_pages import (
+    cache_computed,
+    end_settled,
+    finish,
+    give_up_pages,
+    pages_to_grow,
+    take_pages,
+)
+from vecsim.kernels.sched.sglang_queue import (
+    pages_of,
+    push_back,
+    push_front,
+    remove_behind,
+    sort_queue,
+    take_arrivals,
+)
+from vecsim.kernels.state.layout import (
+    BATCHED,
+    BLOCK_SIZE,
+    BLOCKED,
+    BUDGET,
+    COMMITTED_PREFILL,
+    COMPUTED,
+    COUNTED,
+    FAILED,
+    FINISH,
+    FITS,
+    FREE,
+    FRESH,
+    FRONT,
+    FRONT_CONTEXT,
+    FRONT_COUNTED,
+    FRONT_JOINED,
+    GENERATED,
+    GROWTH_OFFSET,
+    IDLE,
+    ISL,
+    KV_CAPACITY_EXHAUSTED,
+    LAGGING,
+    LAST_EMIT,
+    LAST_TOKEN,
+    LIMIT,
+    NEW_FROM,
+    NEW_TOKEN_RATIO,
+    NEXT,
+    NEXT_FINISH,
+    NO_PROGRESS,
+    NONE,
+    NUM_BLOCKS,
+    PAGE_SIZE,
+    POLICY_LPM,
+    PREEMPTED_ANY,
+    PREEMPTED_COUNT,
+    PREEMPTIONS,
+    PREFILL_ISL,
+    PREFILL_PREFIX,
+    PREFILL_TOKENS,
+    PREFILLS,
+    PREFIX_CACHING,
+    RATIO_MIN,
+    RATIO_STEP,
+    READY_HEAD,
+    REQUEUED,
+    RETIRED,
+    RUN_OFFSET,
+    RUNNING,
+    SCHEDULE_POLICY,
+    SECOND_TOKEN,
+    SETTLED,
+    STATUS,
+    TICK,
+    TOKEN_BUDGET,
+)
+from vecsim.kernels.timing.durations import decode_ms, prefill_ms
+
+LOOKAHEAD_TOKENS = np.int64(20)
+"""Room per survivor that a retraction makes."""
+
+
+# --- the decode front -----------------------------------------------------------------------------
+@inner
+def dissolve_front(requests, s, f, lists):
+    """Make all front members explicit."""
+    for i in range(s[FRONT]):
+        q = np.int64(lists[s[RUN_OFFSET] + i])
+        leave_front(requests, s, lists, q, np.int64(0))
+        if i < s[FRONT_JOINED]:
+            requests.time[LAST_TOKEN, q] = f[LAST_EMIT]
+    empty_front(s)
+
+
+# --- schedule: a prefill pass ---------------------------------------------------------------------
+@inner
+def cache_prompts(requests, pools, s, lists, first, last, ending):
+    """Enter prompts at first..last-1 of the running list into the tree: of the requests that end
+    with their first token, or of those that go on."""
+    state = requests.state
+    for i in range(first, last):
+        q = np.int64(lists[i])
+        remaining = np.int64(state[LIMIT, q]) - state[GENERATED, q]
+        if remaining > 0 and (remaining == 1) == ending:
+            cache_computed(requests, pools, s, q)
+
+
+@inner
+def start_prefill(requests, pools, s, lists, evict):
+    """Unfinished prompts go back to the queue, finished ones join the running list; room is made
+    for the first tokens of those that need more than one. Pages that the batch computed twice are
+    free before room is checked, but too late to avoid an eviction."""
+    state = requests.state
+    s[NEW_FROM] = s[RUNNING]
+    first = s[RUN_OFFSET] + s[RUNNING]
+    need = np.int64(0)
+    for i in range(first, first + s[BATCHED]):
+        q = np.int64(lists[i])
+        state[RETIRED, q] = 1
+        if state[COMPUTED, q] < known_tokens(requests, q):
+            # At most one. What is left of the chunk is less than a page: enough for those behind it
+            # that have nothing to compute.
+            cache_computed(requests, pools, s, q)
+            push_front(requests, s, q)
+            continue
+        lists[s[RUN_OFFSET] + s[RUNNING]] = q
+        s[RUNNING] += 1
+        if state[LIMIT, q] - state[GENERATED, q] > 1:
+            need += pages_to_grow(requests, s, q)
+    evict(requests, pools, s, need - s[FREE])
+    last = s[RUN_OFFSET] + s[RUNNING]
+    cache_prompts(requests, pools, s, lists, first, last, False)
+    cache_prompts(requests, pools, s, lists, first, last, True)
+    s[FITS] = np.int64(s[FREE] >= need)
+    if s[FITS] == 0:
+        return
+    s[FREE] -= need
+    for i in range(first, last):
+        q = lists[i]
+        if state[LIMIT, q] - state[GENERATED, q] > 1:
+            state[COMPUTED, q] += 1
+
+
+# --- schedule: the decode step --------------------------------------------------------------------
+@inner
+def decode_growth(requests, s, lists):
+    """Pages that all running requests together need for one more token each."""
+    need = np.int64(0)
+    if s[FRONT] > 0:
+        need += lists[s[GROWTH_OFFSET] + s[TICK] % s[BLOCK_SIZE]]
+    for i in range(s[FRONT], s[RUNNING]):
+        need += pages_to_grow(requests, s, np.int64(lists[s[RUN_OFFSET] + i]))
+    return need
+
+
+@inner
+def sort_running(requests, s, lists):
+    """Most outputs first, then the shortest prompt, otherwise as before."""
+    state = requests.state
+    start = s[RUN_OFFSET]
+    for i in range(start + 1, start + s[RUNNING]):
+        q = lists[i]
+        at = np.int64(i)
+        while at > start:
+            other = lists[at - 1]
+            ahead = np.int64(state[GENERATED, other]) - state[GENERATED, q]
+            if ahead > 0 or (ahead == 0 and state[ISL, other] <= state[ISL, q]):
+                break
+            lists[at] = other
+            at -= 1
+        lists[at] = q
+
+
+@inner
+def retract(requests, pools, s, lists, need, evict):
+    """Retract the last running requests until the others can grow. Returns the pages they need.
+
+    Expects all running requests to be explicit. The retracted ones go to the back of the queue."""
+    state = requests.state
+    sort_running(requests, s, lists)
+    while s[FREE] + s[IDLE] < need and s[RUNNING] > 1:
+        s[RUNNING] -= 1
+        q = np.int64(lists[s[RUN_OFFSET] + s[RUNNING]])
+        need -= pages_to_grow(requests, s, q)
+        give_up_pages(requests, pools, s, q)
+        push_back(requests, s, q)
+        state[FRESH, q] = 0
+        s[PREEMPTED_COUNT] += 1
+        s[PREEMPTIONS] += 1
+        s[PREEMPTED_ANY] = 1
+        lacking = pages_of(s, LOOKAHEAD_TOKENS * s[RUNNING] - s[FREE] * s[PAGE_SIZE])
+        evict(requests, pools, s, lacking)
+    return need
+
+
+@inner
+def estimated_ratio(requests, s, lists):
+    """new_token_ratio after a retraction, from the survivors' progress."""
+    produced = np.int64(0)
+    asked = np.int64(0)
+    for i in range(s[RUNNING]):
+        q = lists[s[RUN_OFFSET] + i]
+        produced += requests.state[GENERATED, q]
+        asked += requests.state[LIMIT, q]
+    share = np.float64(produced + LOOKAHEAD_TOKENS * s[RUNNING]) / np.float64(asked + 1)
+    return min(1.0, share)
+
+
+@inner
+def free_a_holder(requests, pools, w, s, now):
+    """A half-prefilled request in the queue gives back the pages that the last running request
+    needs: once it is requeued, the second time it is rejected. False when there is none."""
+    state = requests.state
+    before = NONE
+    q = s[READY_HEAD]
+    while q >= 0 and state[COMPUTED, q] == 0:
+        before = q
+        q = np.int64(state[NEXT, q])
+    if q < 0:
+        return False
+    remove_behind(requests, s, before, q)
+    if state[REQUEUED, q] != 0:
+        end_settled(requests, pools, w, s, q, NO_PROGRESS, now)
+    else:
+        give_up_pages(requests, pools, s, q)
+        state[REQUEUED, q] = 1
+        push_back(requests, s, q)
+        s[PREEMPTED_COUNT] += 1
+        s[SETTLED] += 1
+    return True
+
+
+@inner
+def settle_runner(requests, pools, w, s, f, lists, need, now):
+    """The last running request cannot grow: it outgrew the pool, or others hold its pages. Whether
+    it can now."""
+    q = np.int64(lists[s[RUN_OFFSET]])
+    dissolve_front(requests, s, f, lists)
+    if pages_of(s, known_tokens(requests, q) + 1) > s[NUM_BLOCKS]:
+        s[RUNNING] = 0
+        end_settled(requests, pools, w, s, q, KV_CAPACITY_EXHAUSTED, now)
+        requests.state[STATUS, q] = FAILED
+        return False
+    while s[FREE] + s[IDLE] < need:
+        if not free_a_holder(requests, pools, w, s, now):
+            return False
+    return True
+
+
+@inner
+def start_decode(requests, pools, w, s, f, lists, now, evict):
+    """Make room for one more token of every running request."""
+    need = decode_growth(requests, s, lists)
+    if s[FREE] + s[IDLE] < need and s[RUNNING] > 1:
+        dissolve_front(requests, s, f, lists)
+        need = retract(requests, pools, s, lists, need, evict)
+        f[NEW_TOKEN_RATIO] = estimated_ratio(requests, s, lists)
+    if need <= s[FREE] + s[IDLE] or settle_runner(requests, pools, w, s, f, lists, need, now):
+        take_pages(requests, pools, s, need, evict)
+
+
+@inner
+def decodes(s):
+    """Whether the running requests get tokens in a pass that prefills nobody: a destination's last
+    one may have to wait for its pages."""
+    return np.int64(s[RUNNING] > 0 and s[BLOCKED] == 0)
+
+
+@inner
+def decay_ratio(f, passes):
+    """new_token_ratio after `passes` decode passes without retraction."""
+    ratio = f[NEW_TOKEN_RATIO]
+    for _ in range(passes):
+        following = max(ratio - f[RATIO_STEP], f[RATIO_MIN])
+        if following == ratio:
+            break
+        ratio = following
+    f[NEW_TOKEN_RATIO] = ratio
+
+
+@inner
+def schedule(requests, pools, scratch, w, s, f, lists, now, defer, evict):
+    """Step 1 of a pass: form a prefill batch, or else decode; all effects on KV pages."""
+    begin_pass(s)
+    s[BATCHED] = 0
+    take_arrivals(requests, s, now)
+    if s[SCHEDULE_POLICY] == POLICY_LPM and s[PREFIX_CACHING] != 0:
+        sort_queue(requests, pools, s)
+    if not defer:
+        form_batch(requests, pools, scratch, w, s, f, lists, now, evict)
+    if s[BATCHED] > 0:
+        start_prefill(requests, pools, s, lists, evict)
+    else:
+        start_decode(requests, pools, w, s, f, lists, now, evict)
+        if s[PREEMPTED_ANY] == 0:
+            decay_ratio(f, np.int64(1))
+    s[BUDGET] = s[TOKEN_BUDGET] - s[PREFILL_TOKENS]
+
+
+# --- price ----------------------------------------------------------------------------------------
+@inner
+def price(requests, s, f, lists, start):
+    """End of the scheduled pass that begins at `start`, or a negative number for a bad price."""
+    duration = 0.0
+    if s[PREFILLS] > 0:
+        duration = prefill_ms(s, f, s[PREFILLS], s[PREFILL_ISL], s[PREFILL_PREFIX])
+    elif s[BATCHED] == 0 and decodes(s):
+        context = s[FRONT_CONTEXT]
+        for i in range(s[FRONT], s[RUNNING]):
+            context += known_tokens(requests, np.int64(lists[s[RUN_OFFSET] + i]))
+        duration = decode_ms(s, f, s[RUNNING], context)
+    if duration < 0.0:
+        return -1.0
+    return start + duration
+
+
+@inner
+def tokens_to_emit(requests, s, lists):
+    """Tokens that the pass in flight emits at its end."""
+    if s[BATCHED] == 0:
+        return s[RUNNING] * decodes(s)
+    tokens = np.int64(0)
+    for i in range(s[NEW_FROM], s[RUNNING]):
+        q = lists[s[RUN_OFFSET] + i]
+        remaining = np.int64(requests.state[LIMIT, q]) - requests.state[GENERATED, q]
+        tokens += np.int64(remaining == 1 or (remaining > 1 and s[FITS] != 0))
+    return tokens
+
+
+# --- apply ----------------------------------------------------------------------------------------
+@inner
+def end_prefill(requests, pools, times, scratch, w, s, lists, end):
+    """First tokens of the new running requests; those with nothing more to produce leave."""
+    state = requests.state
+    start = s[RUN_OFFSET]
+    for i in range(s[NEW_FROM], s[RUNNING]):
+        q = np.int64(lists[start + i])
+        if state[LIMIT, q] == state[GENERATED, q]:
+            finish(requests, pools, w, s, q, end)
+            lists[start + i] = NONE
+    kept = s[NEW_FROM]
+    s[LAGGING] = np.int64(s[FRONT] > 0)
+    for i in range(s[NEW_FROM], s[RUNNING]):
+        q = np.int64(lists[start + i])
+        if q < 0:
+            continue
+        last = state[LIMIT, q] - state[GENERATED, q] == 1
+        emitted = last or s[FITS] != 0
+        if emitted:
+            emit_token(requests, times, scratch, q, end)
+        if last:
+            finish(requests, pools, w, s, q, end)
+            continue
+        lists[start + kept] = q
+        kept += 1
+        if emitted and kept == s[FRONT] + 1:
+            join_front(requests, s, lists, q)
+    s[RUNNING] = kept
+
+
+@inner
+def emit_front(requests, times, scratch, s, f, lists, end):
+    """One token of every front member. Those that joined since the last decode pass got theirs
+    before in prefill passes of their own."""
+    counted = s[FRONT_COUNTED]
+    for i in range(s[FRONT_JOINED], s[FRONT]):
+        q = np.int64(lists[s[RUN_OFFSET] + i])
+        count = np.int64(requests.state[COUNTED, q])
+        counted -= count
+        count_gap(times, scratch, end - requests.time[LAST_TOKEN, q], count)
+        if np.isnan(requests.time[SECOND_TOKEN, q]):
+            requests.time[SECOND_TOKEN, q] = end
+    if s[FRONT_JOINED] > 0:
+        count_gap(times, scratch, end - f[LAST_EMIT], counted)
+
+
+@inner
+def pass_time(s, f, passes, end):
+    """`passes` decode passes went by for every front member, the last until `end`."""
+    advance_front(s, passes)
+    s[LAGGING] = 0
+    f[LAST_EMIT] = end
+
+
+@inner
+def finish_front(requests, pools, w, s, lists, end):
+    """Complete the front members whose last token came at `end`."""
+    start = s[RUN_OFFSET]
+    for i in range(start, start + s[FRONT]):
+        q = np.int64(lists[i])
+        if requests.state[FINISH, q] <= s[TICK]:
+            leave_front(requests, s, lists, q, np.int64(0))
+            requests.time[LAST_TOKEN, q] = end
+            finish(requests, pools, w, s, q, end)
+            lists[i] = NONE
+    close_gaps(requests, s, lists)
+
+
+@inner
+def end_decode(requests, pools, times, scratch, w, s, f, lists, end):
+    """One token of every running request; the explicit ones join the front."""
+    state = requests.state
+    emit_front(requests, times, scratch, s, f, lists, end)
+    pass_time(s, f, np.int64(1), end)
+    if s[TICK] >= s[NEXT_FINISH]:
+        finish_front(requests, pools, w, s, lists, end)
+    s[FRONT_JOINED] = s[FRONT]
+    start = s[RUN_OFFSET]
+    kept = s[FRONT]
+    for i in range(s[FRONT], s[RUNNING]):
+        q = np.int64(lists[start + i])
+        state[COMPUTED, q] += 1
+        emit_token(requests, times, scratch, q, end)
+        if state[GENERATED, q] == state[LIMIT, q]:
+            finish(requests, pools, w, s, q, end)
+            continue
+        lists[start + kept] = q
+        kept += 1
+        join_front(requests, s, lists, q)
+    s[RUNNING] = kept
+
+
+@inner
+def apply(requests, pools, times, scratch, w, s, f, lists, start, end):
+    """Step 4 of a pass: tokens, completions, rejections at its end. Returns held pages x ms."""
+    held = np.float64(s[NUM_BLOCKS] - s[FREE] - s[IDLE]) * (end - start)
+    if s[BATCHED] > 0:
+        end_prefill(requests, pools, times, scratch, w, s, lists, end)
+    elif decodes(s):
+        end_decode(requests, pools, times, scratch, w, s, f, lists, end)
+    end_rejected(requests, w, s, end)
+    s[COMMITTED_PREFILL] += s[PREFILL_TOKENS]
+    return held

@@ -1,0 +1,249 @@
+"""What a worker asks of an SGLang rank beyond its pass.
+
+When it is steady, which arrivals it acts on, how a stretch is settled, what the ranks of a group
+count together. `SCHEDULER` names the whole for `worker.bind`, with eviction of the least recently
+used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from vecsim.kernels.cache.radix_tree import build_table, clear, evict
+from vecsim.kernels.fleet.decode_run import passes_within
+from vecsim.kernels.fleet.worker import Scheduler
+from vecsim.kernels.jit import inner
+from vecsim.kernels.sched import sglang
+from vecsim.kernels.sched.decode_batch import known_tokens
+from vecsim.kernels.sched.sglang import decay_ratio, finish_front, pass_time
+from vecsim.kernels.sched.sglang_batch import chunk_tokens, first_to_compute, reserved_output
+from vecsim.kernels.sched.sglang_pages import take_pages
+from vecsim.kernels.sched.sglang_queue import pages_of
+from vecsim.kernels.sched.waiting_queue import has_work, queue_head
+from vecsim.kernels.state.layout import (
+    ARRIVAL,
+    BLOCK_SIZE,
+    CHUNKED_PREFILL_SIZE,
+    CLIP_MAX_NEW_TOKENS,
+    COUNTDOWN_END,
+    DESTINATION,
+    FINISH,
+    FREE,
+    FRONT,
+    FRONT_JOINED,
+    GENERATED,
+    GROWN,
+    GROWTH_OFFSET,
+    IDLE,
+    LAGGING,
+    LIMIT,
+    MAX_MODEL_LEN,
+    MAX_NUM_SEQS,
+    NEW_TOKEN_RATIO,
+    NEXT_FINISH,
+    NODE_BUMP,
+    PAGE_SIZE,
+    PARTICIPATES,
+    POLICY_LPM,
+    PREFILL_DECODE_INTERVAL,
+    PREFILL_LEFT,
+    PREFILL_TOKENS,
+    QUEUE_HEAD,
+    RATIO_INIT,
+    RATIO_MIN,
+    RATIO_STEP,
+    ROLE,
+    RUN_OFFSET,
+    RUNNING,
+    SCHEDULE_POLICY,
+    TABLE_STALE,
+    TICK,
+    TOKEN_BUDGET,
+    TREE_ROOM,
+    UNLIMITED,
+    UNSORTED,
+    UNUSED_COUNT,
+)
+
+MARGIN = np.float64(1e-9)
+"""Relative doubt about a sum of reservations that was not added up in the reference's order."""
+
+
+@inner
+def sees_every_arrival(s):
+    """Whether a pass looks at all that wait, not at the head alone: to sort, or to reject."""
+    return s[SCHEDULE_POLICY] == POLICY_LPM or s[MAX_MODEL_LEN] != UNLIMITED
+
+
+@inner
+def notices(requests, s, now):
+    """Whether an arrival now would change what the rank does next."""
+    if sees_every_arrival(s):
+        return True
+    return s[RUNNING] < s[MAX_NUM_SEQS] and queue_head(requests, s, now) < 0
+
+
+# --- steadiness -----------------------------------------------------------------------------------
+@inner
+def tokens_asked(requests, pools, s, q):
+    """Tokens of room that admitting the queue head takes; UNLIMITED when a budget forbids it."""
+    start = first_to_compute(requests, pools, s, q)
+    left = known_tokens(requests, q) - start
+    chunk = chunk_tokens(s, left, s[CHUNKED_PREFILL_SIZE])
+    cost = pages_of(s, chunk) * s[PAGE_SIZE]
+    if (chunk == 0 and left > 0) or cost > s[TOKEN_BUDGET] or cost > s[CHUNKED_PREFILL_SIZE]:
+        return UNLIMITED
+    if chunk < left:
+        return cost
+    remaining = np.int64(requests.state[LIMIT, q]) - requests.state[GENERATED, q]
+    return cost + reserved_output(requests, s, q, remaining)
+
+
+@inner
+def passes_refused(requests, s, f, lists, asked, passes):
+    """For how many of `passes` decode passes, taking free pages only, a queue head that asks for
+    `asked` tokens is surely refused."""
+    expected = np.int64(0)
+    shrinking = np.int64(0)
+    for i in range(s[FRONT]):
+        remaining = np.int64(requests.state[FINISH, lists[s[RUN_OFFSET] + i]]) - s[TICK]
+        expected += reserved_output(requests, s, np.int64(i), remaining)
+        if remaining <= s[CLIP_MAX_NEW_TOKENS]:
+            shrinking += 1
+        else:
+            passes = min(passes, remaining - s[CLIP_MAX_NEW_TOKENS])
+    block_size = s[BLOCK_SIZE]
+    growth = lists[s[GROWTH_OFFSET] : s[GROWTH_OFFSET] + block_size]
+    slot = s[TICK] % block_size
+    pages = s[FREE] + s[IDLE]
+    ratio = f[NEW_TOKEN_RATIO]
+    for done in range(passes):
+        reserved = np.float64(expected) * ratio
+        room = np.float64(pages) * np.float64(s[PAGE_SIZE]) - reserved
+        if np.float64(asked) < room + MARGIN * (reserved + 1.0):
+            return np.int64(done)
+        pages -= growth[slot]
+        expected -= shrinking
+        ratio = max(ratio - f[RATIO_STEP], f[RATIO_MIN])
+        slot += 1
+        if slot == block_size:
+            slot = np.int64(0)
+    return passes
+
+
+@inner
+def steady_passes(requests, pools, w, s, f, lists, now):
+    """Passes that the rank can make as pure decodes of its front; 0 when it is not steady."""
+    if s[FRONT] == 0 or s[RUNNING] != s[FRONT] or s[LAGGING] != 0:
+        return np.int64(0)
+    passes = s[NEXT_FINISH] - s[TICK]
+    q = queue_head(requests, s, now)
+    if q < 0:
+        return passes_within(s, lists, s[FREE] + s[IDLE], passes)
+    if sees_every_arrival(s):
+        arriving = s[QUEUE_HEAD]
+        if s[UNSORTED] != 0 or (arriving >= 0 and requests.time[ARRIVAL, arriving] <= now):
+            return np.int64(0)
+    # While somebody waits, the tree must not change: pages come from the free ones.
+    passes = passes_within(s, lists, s[FREE], passes)
+    if s[RUNNING] >= s[MAX_NUM_SEQS]:
+        return passes
+    if w[PREFILL_LEFT] > 0:
+        return min(passes, w[PREFILL_LEFT])
+    asked = tokens_asked(requests, pools, s, q)
+    return passes_refused(requests, s, f, lists, asked, passes)
+
+
+# --- the group ------------------------------------------------------------------------------------
+@inner
+def defers(requests, w, s, f, lists, now, dp_size):
+    """Whether the pass about to start puts off prefills."""
+    return w[PREFILL_LEFT] > 0 and now <= f[COUNTDOWN_END]
+
+
+@inner
+def close_group(ranks, requests, w, first, dp_size, passes, start, end):
+    """Count down prefill_decode_interval. With nothing to decode, the passes that are left take no
+    time, so that one stands for all, and new_token_ratio starts anew; but a destination may get
+    something to decode at this very instant (see `handoff_passes.counts_down`)."""
+    interval = ranks.fields[first, PREFILL_DECODE_INTERVAL]
+    if interval == 0:
+        return
+    prefilled = np.int64(0)
+    running = np.int64(0)
+    for r in range(first, first + dp_size):
+        s = ranks.fields[r]
+        running += s[RUNNING]
+        if s[PARTICIPATES] != 0:
+            prefilled += s[PREFILL_TOKENS]
+    countdown_end = np.inf
+    idle = w[PREFILL_LEFT] > 0 and ranks.factors[first, COUNTDOWN_END] == start
+    if prefilled > 0:
+        w[PREFILL_LEFT] = interval
+    else:
+        w[PREFILL_LEFT] = max(w[PREFILL_LEFT] - passes, np.int64(0))
+    if running == 0 and w[PREFILL_LEFT] > 0 and ranks.fields[first, ROLE] != DESTINATION:
+        idle = True
+        w[PREFILL_LEFT] = 1
+        countdown_end = end
+    for r in range(first, first + dp_size):
+        ranks.factors[r, COUNTDOWN_END] = countdown_end
+        if idle:
+            ranks.factors[r, NEW_TOKEN_RATIO] = ranks.factors[r, RATIO_INIT]
+
+
+@inner
+def room(ranks, pools, first, dp_size):
+    """Whether there are tree nodes for whatever a pass of the worker may do."""
+    if pools.state[TABLE_STALE] != 0:
+        build_table(pools)
+    left = np.int64(len(pools.nodes[0])) - pools.state[NODE_BUMP] + pools.state[UNUSED_COUNT]
+    for r in range(first, first + dp_size):
+        left -= ranks.fields[r, TREE_ROOM]
+    return left >= 0
+
+
+@inner
+def forget(ranks, pools):
+    """A worker that advanced on its own is done: the next one starts with empty trees."""
+    clear(pools, np.int64(len(ranks.fields)))
+
+
+def bind(evict: Callable) -> Scheduler:
+    """The scheduler with a rule of eviction: `radix.evict` or `radix.evict_by_forecast`."""
+
+    @inner
+    def schedule(requests, pools, scratch, w, s, f, lists, now, defer):
+        """Step 1 of a pass."""
+        sglang.schedule(requests, pools, scratch, w, s, f, lists, now, defer, evict)
+
+    @inner
+    def settle_stretch(requests, pools, w, s, f, lists, passes, start, end):
+        """Enter a walked stretch of `passes` passes into pages and requests."""
+        take_pages(requests, pools, s, s[GROWN], evict)
+        s[PREFILL_TOKENS] = 0
+        decay_ratio(f, passes)
+        pass_time(s, f, passes, end)
+        if s[TICK] >= s[NEXT_FINISH]:
+            finish_front(requests, pools, w, s, lists, end)
+        s[FRONT_JOINED] = s[FRONT]
+
+    return Scheduler(
+        has_work=has_work,
+        notices=notices,
+        steady_passes=steady_passes,
+        defers=defers,
+        schedule=schedule,
+        price=sglang.price,
+        tokens_to_emit=sglang.tokens_to_emit,
+        apply=sglang.apply,
+        settle_stretch=settle_stretch,
+        close_group=close_group,
+        room=room,
+        forget=forget,
+    )
+
+
+SCHEDULER = bind(evict)

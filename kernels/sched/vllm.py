@@ -1,0 +1,590 @@
+"""One scheduler pass of one vLLM or TensorRT-LLM rank.
+
+A pass has four steps: schedule (running requests first, then admissions), sum up the work, price
+it, apply it. `schedule` and `price` run at the start of a pass, `apply` at its end. Running
+requests that emitted a token at the last pass end form the front (see front.py). When memory does
+not suffice, or the budget leaves some of them out, the front is dissolved and the pass is scheduled
+request by request. (Reference: vLLM backend, sections 2, 3 and 6.)
+
+TensorRT-LLM runs the same pass under two more rules: admission reserves blocks for the whole output
+(RESERVES_OUTPUT), so that nobody is ever preempted, and a fully cached prompt keeps its whole hit
+(KEEPS_WHOLE_HIT). Its output clamp is part of LIMIT. (Reference: TensorRT-LLM policy, section B1.)
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from vecsim.kernels.cache.block_pool import (
+    blocks_of,
+    publish,
+    reference_prefix,
+    release,
+    take_blocks,
+)
+from vecsim.kernels.fleet.itl_histogram import count_gap
+from vecsim.kernels.jit import inner
+from vecsim.kernels.sched.decode_batch import (
+    advance_front,
+    close_gaps,
+    empty_front,
+    join_front,
+    known_tokens,
+    leave_front,
+)
+from vecsim.kernels.sched.lifecycle import (
+    begin_pass,
+    complete,
+    emit_token,
+    end_rejected,
+    log_admission,
+    mark_second_tokens,
+    reject,
+    settle,
+)
+from vecsim.kernels.sched.vllm_queue import (
+    drop_head,
+    footprint,
+    passes_the_gate,
+    rejection,
+    reusable_blocks,
+    tokens_to_admit,
+)
+from vecsim.kernels.sched.waiting_queue import queue_head
+from vecsim.kernels.state.layout import (
+    BLOCK_SIZE,
+    BUDGET,
+    CAPACITY_BOUND,
+    CHUNKED_PREFILL,
+    COMMITTED_PREFILL,
+    COMPUTED,
+    EVICT_BELADY,
+    EVICTION_POLICY,
+    FAILED,
+    FINISH,
+    FREE,
+    FRESH,
+    FRONT,
+    FRONT_CONTEXT,
+    FRONT_COUNTED,
+    FRONT_JOINED,
+    GENERATED,
+    GROWTH_OFFSET,
+    IDLE,
+    ISL,
+    KV_CAPACITY_EXHAUSTED,
+    LAST_TOKEN,
+    LIMIT,
+    LONER,
+    MAX_NUM_SEQS,
+    NEXT,
+    NEXT_FINISH,
+    NO_PROGRESS,
+    NONE,
+    NUM_BLOCKS,
+    PASS_PREFIX,
+    PASS_PROMPT,
+    PASS_TOKENS,
+    PREEMPT_FIRST,
+    PREEMPTED_ANY,
+    PREEMPTED_COUNT,
+    PREEMPTIONS,
+    PREFILL_ISL,
+    PREFILL_PREFIX,
+    PREFILL_SCHEDULE_INTERVAL,
+    PREFILL_TOKENS,
+    PREFILLS,
+    PROMPT_EXCEEDS_KV_CAPACITY,
+    PROMPT_EXCEEDS_TOKEN_BUDGET,
+    READY_HEAD,
+    REJECTED,
+    REJECTED_HEAD,
+    RESERVED,
+    RESERVES_OUTPUT,
+    RETIRED,
+    RUN_OFFSET,
+    RUNNING,
+    SETTLED,
+    STRAINED,
+    TICK,
+    TOKEN_BUDGET,
+)
+from vecsim.kernels.timing.durations import decode_ms, prefill_ms
+
+STRAINED_LIMIT = np.int64(1024)
+"""So many passes preempt without a token or an end before an empty prompt has to fail."""
+
+
+# --- the decode front -----------------------------------------------------------------------------
+@inner
+def leave(requests, pools, s, lists, q):
+    """Make a front member explicit again: all but its newest token are computed, and published."""
+    before = np.int64(requests.state[COMPUTED, q])
+    leave_front(requests, s, lists, q, np.int64(1))
+    computed = np.int64(requests.state[COMPUTED, q])
+    publish(requests, pools, s, q, before // s[BLOCK_SIZE], computed // s[BLOCK_SIZE])
+
+
+@inner
+def dissolve_front(requests, pools, s, lists, now):
+    """Make all front members explicit; their last tokens came at `now`."""
+    for i in range(s[FRONT]):
+        q = np.int64(lists[s[RUN_OFFSET] + i])
+        leave(requests, pools, s, lists, q)
+        requests.time[LAST_TOKEN, q] = now
+    empty_front(s)
+
+
+# --- schedule: running requests -------------------------------------------------------------------
+@inner
+def built(requests, q):
+    """Whether the whole prompt is computed."""
+    return requests.state[COMPUTED, q] >= requests.state[ISL, q]
+
+
+@inner
+def record_work(requests, s, q, tokens, prompt, prefix):
+    """Enter a request's share into the summary of the pass."""
+    requests.state[PASS_TOKENS, q] = tokens
+    requests.state[PASS_PROMPT, q] = prompt
+    requests.state[PASS_PREFIX, q] = prefix
+    s[BUDGET] -= tokens
+    if prompt > 0:
+        s[PREFILLS] += 1
+        s[PREFILL_ISL] += prefix + prompt
+        s[PREFILL_PREFIX] += prefix
+        s[PREFILL_TOKENS] += tokens
+
+
+@inner
+def undo_work(requests, s, q):
+    """Take a request's share, if any, out of the summary of the pass."""
+    state = requests.state
+    s[BUDGET] += state[PASS_TOKENS, q]
+    if state[PASS_PROMPT, q] > 0:
+        s[PREFILLS] -= 1
+        s[PREFILL_ISL] -= state[PASS_PREFIX, q] + state[PASS_PROMPT, q]
+        s[PREFILL_PREFIX] -= state[PASS_PREFIX, q]
+        s[PREFILL_TOKENS] -= state[PASS_TOKENS, q]
+    state[PASS_TOKENS, q] = 0
+    state[PASS_PROMPT, q] = 0
+
+
+@inner
+def give_back(requests, pools, s, q):
+    """Release the blocks of a request that ends, and what admission reserved for it."""
+    computed = np.int64(requests.state[COMPUTED, q])
+    if s[RESERVES_OUTPUT] != 0:
+        s[RESERVED] -= footprint(requests, s, q) - blocks_of(computed, s[BLOCK_SIZE])
+    release(requests, pools, s, q, computed)
+
+
+@inner
+def preempt(requests, pools, s, lists):
+    """Preempt the last (or first) running request; it waits in front of the queue. Returns it."""
+    state = requests.state
+    start = s[RUN_OFFSET]
+    end = start + s[RUNNING]
+    if s[PREEMPT_FIRST] != 0:
+        victim = np.int64(lists[start])
+        for i in range(start + 1, end):
+            lists[i - 1] = lists[i]
+    else:
+        victim = np.int64(lists[end - 1])
+    s[RUNNING] -= 1
+    release(requests, pools, s, victim, np.int64(state[COMPUTED, victim]))
+    undo_work(requests, s, victim)
+    state[COMPUTED, victim] = 0
+    state[FRESH, victim] = 0
+    state[NEXT, victim] = s[READY_HEAD]
+    s[READY_HEAD] = victim
+    s[PREEMPTED_COUNT] += 1
+    s[PREEMPTED_ANY] = 1
+    s[PREEMPTIONS] += 1
+    return victim
+
+
+@inner
+def grow_running(requests, pools, s, count):
+    """Take blocks for running requests, out of what their admission reserved."""
+    take_blocks(requests, pools, s, count)
+    if s[RESERVES_OUTPUT] != 0:
+        s[RESERVED] -= count
+
+
+@inner
+def tokens_to_schedule(requests, s, q):
+    """Tokens that an explicit running request computes in this pass, or NONE when it is blocked."""
+    computed = np.int64(requests.state[COMPUTED, q])
+    prompt = np.int64(requests.state[ISL, q])
+    if s[CHUNKED_PREFILL] == 0 and prompt > computed and prompt - computed > s[BUDGET]:
+        return NONE
+    left = prompt + requests.state[GENERATED, q] - computed
+    return min(left, s[BUDGET])
+
+
+@inner
+def compute(requests, pools, s, q, tokens):
+    """Compute `tokens` more tokens of a request whose blocks are there."""
+    state = requests.state
+    computed = np.int64(state[COMPUTED, q])
+    prompt = np.int64(state[ISL, q])
+    after = computed + tokens
+    prefix = min(computed, prompt)
+    state[COMPUTED, q] = after
+    publish(requests, pools, s, q, computed // s[BLOCK_SIZE], after // s[BLOCK_SIZE])
+    record_work(requests, s, q, tokens, max(min(after, prompt) - prefix, np.int64(0)), prefix)
+
+
+@inner
+def schedule_explicit(requests, pools, s, lists, first, defer):
+    """Schedule the explicit running requests from position `first` on, preempting for blocks."""
+    i = first
+    while i < s[RUNNING] and s[BUDGET] > 0:
+        q = np.int64(lists[s[RUN_OFFSET] + i])
+        if defer and not built(requests, q):
+            i += 1
+            continue
+        tokens = tokens_to_schedule(requests, s, q)
+        if tokens < 0:
+            return
+        computed = np.int64(requests.state[COMPUTED, q])
+        need = blocks_of(computed + tokens, s[BLOCK_SIZE]) - blocks_of(computed, s[BLOCK_SIZE])
+        if s[RESERVES_OUTPUT] != 0 and need > s[FREE] + s[IDLE]:
+            # An empty prompt, let in past the gate, took what was promised: it waits.
+            return
+        victim = NONE
+        while victim != q and need > s[FREE] + s[IDLE]:
+            victim = preempt(requests, pools, s, lists)
+        if victim == q:
+            continue
+        grow_running(requests, pools, s, need)
+        compute(requests, pools, s, q, tokens)
+        # The reference does not correct its position when a victim stood before it.
+        i += 1
+
+
+@inner
+def fits_without_preemption(requests, s, lists, defer):
+    """Whether the front fits the budget, and all running requests the blocks at hand."""
+    front = s[FRONT]
+    if front > s[TOKEN_BUDGET]:
+        return False
+    need = np.int64(lists[s[GROWTH_OFFSET] + s[TICK] % s[BLOCK_SIZE]])
+    budget = s[TOKEN_BUDGET] - front
+    for i in range(front, s[RUNNING]):
+        q = np.int64(lists[s[RUN_OFFSET] + i])
+        if defer and not built(requests, q):
+            continue
+        computed = np.int64(requests.state[COMPUTED, q])
+        left = known_tokens(requests, q) - computed
+        tokens = min(left, budget)
+        need += blocks_of(computed + tokens, s[BLOCK_SIZE]) - blocks_of(computed, s[BLOCK_SIZE])
+        budget -= tokens
+    return need <= s[FREE] + s[IDLE]
+
+
+@inner
+def schedule_running(requests, pools, s, lists, now, defer):
+    """Phase 1 of a pass: one token for each decode, the next chunk of unfinished prompts."""
+    if fits_without_preemption(requests, s, lists, defer):
+        growth = np.int64(lists[s[GROWTH_OFFSET] + s[TICK] % s[BLOCK_SIZE]])
+        grow_running(requests, pools, s, growth)
+        s[BUDGET] -= s[FRONT]
+    else:
+        dissolve_front(requests, pools, s, lists, now)
+    schedule_explicit(requests, pools, s, lists, s[FRONT], defer)
+
+
+@inner
+def dissolve_scheduled_front(requests, pools, s, lists, now):
+    """Make all front members explicit after their token of this pass was scheduled."""
+    state = requests.state
+    front = s[FRONT]
+    dissolve_front(requests, pools, s, lists, now)
+    for i in range(front):
+        q = np.int64(lists[s[RUN_OFFSET] + i])
+        computed = np.int64(state[COMPUTED, q])
+        state[COMPUTED, q] = computed + 1
+        state[PASS_TOKENS, q] = 1
+        block_size = s[BLOCK_SIZE]
+        publish(requests, pools, s, q, computed // block_size, (computed + 1) // block_size)
+
+
+@inner
+def make_room(requests, pools, s, lists, need, now):
+    """Preempt until `need` blocks can be taken, for a request that no gate held back."""
+    if need > s[FREE] + s[IDLE]:
+        dissolve_scheduled_front(requests, pools, s, lists, now)
+    while need > s[FREE] + s[IDLE]:
+        preempt(requests, pools, s, lists)
+
+
+# --- schedule: admissions -------------------------------------------------------------------------
+@inner
+def settle_standstill(requests, pools, w, s, q, now):
+    """End a queue head that can never be admitted although nothing runs on its rank."""
+    state = requests.state
+    produced = np.int64(state[GENERATED, q])
+    status = FAILED if produced > 0 else REJECTED
+    reason = NO_PROGRESS
+    if blocks_of(np.int64(state[ISL, q]) + produced, s[BLOCK_SIZE]) > s[NUM_BLOCKS]:
+        reason = KV_CAPACITY_EXHAUSTED if produced > 0 else PROMPT_EXCEEDS_KV_CAPACITY
+    elif s[CHUNKED_PREFILL] == 0 and state[ISL, q] > s[TOKEN_BUDGET]:
+        reason = PROMPT_EXCEEDS_TOKEN_BUDGET
+    if s[EVICTION_POLICY] == EVICT_BELADY:
+        state[RETIRED, q] = 1
+    drop_head(requests, s)
+    settle(requests, w, s, q, status, reason, now)
+
+
+@inner
+def admit_waiting(requests, pools, scratch, w, s, lists, now, defer):
+    """Phase 2 of a pass: admit from the head of the queue, strictly in order."""
+    state = requests.state
+    while s[PREEMPTED_ANY] == 0 and s[RUNNING] < s[MAX_NUM_SEQS]:
+        q = queue_head(requests, s, now)
+        if q < 0:
+            return
+        reason = rejection(requests, s, q)
+        if reason > 0:
+            drop_head(requests, s)
+            reject(requests, s, q, reason)
+            if s[EVICTION_POLICY] == EVICT_BELADY:
+                state[RETIRED, q] = 1
+            continue
+        known = known_tokens(requests, q)
+        hits, active = reusable_blocks(requests, pools, s, q, known)
+        cached = hits * s[BLOCK_SIZE]
+        tokens = NONE
+        if passes_the_gate(requests, s, q, hits, active, defer):
+            tokens = tokens_to_admit(requests, s, q, known, cached)
+        if tokens < 0:
+            if s[RUNNING] > 0 or s[REJECTED_HEAD] >= 0:
+                return
+            settle_standstill(requests, pools, w, s, q, now)
+            continue
+        drop_head(requests, s)
+        reference_prefix(requests, pools, s, q, hits)
+        need = blocks_of(cached + tokens, s[BLOCK_SIZE]) - hits
+        if requests.state[ISL, q] == 0:
+            make_room(requests, pools, s, lists, need, now)
+        take_blocks(requests, pools, s, need)
+        lists[s[RUN_OFFSET] + s[RUNNING]] = q
+        s[RUNNING] += 1
+        log_admission(requests, scratch, q, now, cached)
+        state[COMPUTED, q] = cached
+        if s[RESERVES_OUTPUT] != 0:
+            s[RESERVED] += footprint(requests, s, q) - blocks_of(cached + tokens, s[BLOCK_SIZE])
+        no_budget = s[BUDGET] == 0
+        compute(requests, pools, s, q, tokens)
+        if no_budget:
+            return
+
+
+@inner
+def retire_running(requests, s, lists):
+    """Belady's forecast: the requests admitted by now are no future use any more."""
+    for i in range(s[RUNNING]):
+        requests.state[RETIRED, lists[s[RUN_OFFSET] + i]] = 1
+
+
+@inner
+def is_deferring(requests, s, lists, step):
+    """Whether this group pass puts off prefills (prefill_schedule_interval)."""
+    if step % s[PREFILL_SCHEDULE_INTERVAL] == 0 or s[CAPACITY_BOUND] != 0:
+        return False
+    if s[FRONT] > 0:
+        return True
+    built_ones = np.int64(0)
+    for i in range(s[RUNNING]):
+        built_ones += np.int64(built(requests, np.int64(lists[s[RUN_OFFSET] + i])))
+    return built_ones > 0
+
+
+@inner
+def schedule(requests, pools, scratch, w, s, lists, now, defer):
+    """Step 1 of a pass: decide what every running and waiting request computes."""
+    begin_pass(s)
+    s[BUDGET] = s[TOKEN_BUDGET]
+    schedule_running(requests, pools, s, lists, now, defer)
+    admit_waiting(requests, pools, scratch, w, s, lists, now, defer)
+    if s[EVICTION_POLICY] == EVICT_BELADY:
+        retire_running(requests, s, lists)
+    settle_overcommitment(requests, pools, w, s, lists, now, defer)
+    if not defer and s[PREEMPTED_ANY] == 0:
+        s[CAPACITY_BOUND] = np.int64(queue_head(requests, s, now) >= 0)
+
+
+# --- standstills of running requests --------------------------------------------------------------
+@inner
+def is_ready(requests, q):
+    """Whether all known tokens of an explicit request are computed."""
+    state = requests.state
+    return state[COMPUTED, q] >= known_tokens(requests, q)
+
+
+@inner
+def somebody_goes_on(requests, s, lists):
+    """Whether the scheduled pass lets a request produce a token or end."""
+    if s[FRONT] > 0 or s[REJECTED_HEAD] >= 0 or s[SETTLED] > 0:
+        return True
+    ready = np.int64(0)
+    for i in range(s[RUNNING]):
+        ready += np.int64(is_ready(requests, np.int64(lists[s[RUN_OFFSET] + i])))
+    return ready > 0
+
+
+@inner
+def fail_overcommitted(requests, pools, w, s, lists, now):
+    """Fail the empty prompt that came in last, past the gate, when there are not enough blocks for
+    all: it gives back its own. All running requests are explicit."""
+    start = s[RUN_OFFSET]
+    at = start + s[RUNNING] - 1
+    while at >= start and requests.state[ISL, lists[at]] > 0:
+        at -= 1
+    if at < start:
+        return
+    q = np.int64(lists[at])
+    for i in range(at + 1, start + s[RUNNING]):
+        lists[i - 1] = lists[i]
+    s[RUNNING] -= 1
+    s[STRAINED] = 0
+    undo_work(requests, s, q)
+    give_back(requests, pools, s, q)
+    settle(requests, w, s, q, FAILED, KV_CAPACITY_EXHAUSTED, now)
+
+
+@inner
+def settle_overcommitment(requests, pools, w, s, lists, now, defer):
+    """Empty prompts come in whatever blocks are left. Where admission reserves blocks, running
+    requests may then wait for each other; elsewhere they may preempt each other for ever."""
+    waits = s[RESERVES_OUTPUT] != 0 and s[RUNNING] > 0 and s[BUDGET] == s[TOKEN_BUDGET]
+    if not waits and s[PREEMPTED_ANY] == 0 and s[STRAINED] == 0:
+        return
+    if somebody_goes_on(requests, s, lists):
+        s[STRAINED] = 0
+        return
+    s[STRAINED] += s[PREEMPTED_ANY]
+    if s[STRAINED] > STRAINED_LIMIT or (waits and not defer):
+        fail_overcommitted(requests, pools, w, s, lists, now)
+
+
+# --- work summary and price -----------------------------------------------------------------------
+@inner
+def price(requests, s, f, lists, start):
+    """End of the scheduled pass that begins at `start`, or a negative number for a bad price."""
+    state = requests.state
+    end = start
+    if s[PREFILLS] > 0:
+        duration = prefill_ms(s, f, s[PREFILLS], s[PREFILL_ISL], s[PREFILL_PREFIX])
+        if duration < 0.0:
+            return -1.0
+        end += duration
+    batch = s[FRONT]
+    context = s[FRONT_CONTEXT]
+    for i in range(s[FRONT], s[RUNNING]):
+        q = np.int64(lists[s[RUN_OFFSET] + i])
+        if not is_ready(requests, q) or state[GENERATED, q] >= state[LIMIT, q]:
+            continue
+        # The first token comes out of the pass that finishes the prompt, free of charge.
+        if state[GENERATED, q] > 0 or state[PASS_PROMPT, q] == 0:
+            batch += 1
+            context += known_tokens(requests, q)
+    if batch > 0:
+        duration = decode_ms(s, f, batch, context)
+        if duration < 0.0:
+            return -1.0
+        end += duration
+    return end
+
+
+# --- apply ----------------------------------------------------------------------------------------
+@inner
+def finish(requests, pools, w, s, q, end):
+    """Complete an explicit request and release its blocks."""
+    give_back(requests, pools, s, q)
+    complete(requests, w, q, end)
+
+
+@inner
+def finish_without_output(requests, pools, w, s, lists, end):
+    """Complete the ready requests that have nothing to produce; they leave before all others."""
+    start = s[RUN_OFFSET]
+    kept = s[FRONT]
+    for i in range(s[FRONT], s[RUNNING]):
+        q = np.int64(lists[start + i])
+        if requests.state[LIMIT, q] == 0 and is_ready(requests, q):
+            requests.state[PASS_TOKENS, q] = 0
+            requests.state[PASS_PROMPT, q] = 0
+            finish(requests, pools, w, s, q, end)
+        else:
+            lists[start + kept] = q
+            kept += 1
+    s[RUNNING] = kept
+
+
+@inner
+def finish_front(requests, pools, w, s, lists, end):
+    """Complete the front members whose last token came at `end`."""
+    start = s[RUN_OFFSET]
+    for i in range(start, start + s[FRONT]):
+        q = np.int64(lists[i])
+        if requests.state[FINISH, q] <= s[TICK]:
+            leave(requests, pools, s, lists, q)
+            requests.time[LAST_TOKEN, q] = end
+            finish(requests, pools, w, s, q, end)
+            lists[i] = NONE
+    close_gaps(requests, s, lists)
+
+
+@inner
+def emit_explicit(requests, pools, times, scratch, w, s, lists, end):
+    """Tokens of the explicit requests, in order; who has more to produce joins the front."""
+    state = requests.state
+    start = s[RUN_OFFSET]
+    kept = s[FRONT]
+    for i in range(s[FRONT], s[RUNNING]):
+        q = np.int64(lists[start + i])
+        state[PASS_TOKENS, q] = 0
+        state[PASS_PROMPT, q] = 0
+        emitted = is_ready(requests, q)
+        if emitted:
+            emit_token(requests, times, scratch, q, end)
+            if state[GENERATED, q] == state[LIMIT, q]:
+                finish(requests, pools, w, s, q, end)
+                continue
+        lists[start + kept] = q
+        kept += 1
+        if emitted and kept == s[FRONT] + 1 and state[LONER, q] == 0:
+            join_front(requests, s, lists, q)
+    s[RUNNING] = kept
+
+
+@inner
+def tokens_to_emit(requests, s, lists):
+    """Tokens that the pass in flight emits at its end."""
+    tokens = s[FRONT]
+    for i in range(s[FRONT], s[RUNNING]):
+        q = np.int64(lists[s[RUN_OFFSET] + i])
+        tokens += np.int64(requests.state[LIMIT, q] > 0 and is_ready(requests, q))
+    return tokens
+
+
+@inner
+def apply(requests, pools, times, scratch, w, s, lists, start, end):
+    """Step 4 of a pass: tokens, completions, rejections at its end. Returns held blocks x ms."""
+    if s[FRONT] > 0:
+        count_gap(times, scratch, end - start, s[FRONT_COUNTED])
+        mark_second_tokens(requests, s, lists, end)
+    held = np.float64(s[NUM_BLOCKS] - s[FREE] - s[IDLE]) * (end - start)
+    advance_front(s, np.int64(1))
+    if s[RUNNING] > s[FRONT]:
+        finish_without_output(requests, pools, w, s, lists, end)
+    if s[TICK] >= s[NEXT_FINISH]:
+        finish_front(requests, pools, w, s, lists, end)
+    s[FRONT_JOINED] = s[FRONT]
+    emit_explicit(requests, pools, times, scratch, w, s, lists, end)
+    end_rejected(requests, w, s, end)
+    s[COMMITTED_PREFILL] += s[PREFILL_TOKENS]
+    return held

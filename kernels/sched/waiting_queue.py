@@ -1,0 +1,28 @@
+"""The waiting queue of a rank: a *ready* list in front of the arrivals.
+
+Requests wait in the order of arrival (QUEUE_HEAD, see `placement.enqueue`). Those that are served
+before them form the ready list: requests that were preempted, and with SGLang all that a pass has
+seen (see sglang_queue.py).
+"""
+
+from __future__ import annotations
+
+from vecsim.kernels.jit import inner
+from vecsim.kernels.state.layout import ARRIVAL, NONE, QUEUE_HEAD, READY_HEAD, RUNNING
+
+
+@inner
+def queue_head(requests, s, now):
+    """Request that is served next, as far as known at `now`, or NONE."""
+    if s[READY_HEAD] >= 0:
+        return s[READY_HEAD]
+    q = s[QUEUE_HEAD]
+    if q >= 0 and requests.time[ARRIVAL, q] <= now:
+        return q
+    return NONE
+
+
+@inner
+def has_work(requests, s, now):
+    """Whether a pass of this rank starting at `now` has anybody to look at."""
+    return s[RUNNING] > 0 or queue_head(requests, s, now) >= 0

@@ -1,0 +1,1 @@
+"""Memory layout: what each row of the state arrays means."""

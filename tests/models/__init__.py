@@ -1,0 +1,1 @@
+"""Slow models: plain Python that gives the answers the kernels must give."""

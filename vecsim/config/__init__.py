@@ -1,0 +1,1 @@
+"""What one run is asked to do: descriptors, read and checked."""

@@ -1,1 +1,0 @@
-"""Charts (Altair) and self-contained HTML reports; needs `pip install vecsim[plot]`."""

@@ -1,0 +1,1 @@
+"""Charts (Altair) and self-contained HTML reports; needs the extra `plot`."""

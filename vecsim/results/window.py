@@ -1,0 +1,95 @@
+"""Warm-up and cool-down: which requests the metrics of a report cover."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+
+import numpy as np
+
+from vecsim.config.checks import non_negative
+from vecsim.run.outcome import HandoffOutcome, Outcome
+
+_PER_REQUEST = (
+    "arrival_ms",
+    "first_admit_ms",
+    "first_token_ms",
+    "second_token_ms",
+    "last_token_ms",
+    "terminal_ms",
+    "input_length",
+    "output_length",
+    "reused_input_tokens",
+    "first_reused_input_tokens",
+    "admissions",
+    "status",
+    "reason",
+    "rank",
+)
+_TIMES = tuple(name for name in _PER_REQUEST if name.endswith("_ms"))
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The requests that metrics cover, and the start of their time.
+
+    Attributes:
+        rows: bool [n].
+        start_ms: first arrival + warm-up.
+    """
+
+    rows: np.ndarray
+    start_ms: float
+
+
+def check_windows(warmup_ms: float, cooldown_ms: float) -> None:
+    """Raise InputError unless both are finite and 0 or more."""
+    non_negative("warmup_ms", warmup_ms)
+    non_negative("cooldown_ms", cooldown_ms)
+
+
+def measured_of(arrival_ms: np.ndarray, warmup_ms: float, cooldown_ms: float) -> Measured | None:
+    """Requests that arrive `warmup_ms` or more after the first and `cooldown_ms` before the last.
+
+    None without windows. `arrival_ms` are recorded arrivals, NaN for requests that never arrived:
+    those are not covered.
+    """
+    if not warmup_ms and not cooldown_ms:
+        return None
+    arrived = arrival_ms[~np.isnan(arrival_ms)]
+    start = float(arrived.min(initial=np.inf)) + warmup_ms
+    end = float(arrived.max(initial=-np.inf)) - cooldown_ms
+    with np.errstate(invalid="ignore"):
+        return Measured((arrival_ms >= start) & (arrival_ms <= end), start)
+
+
+def restrict(outcome: Outcome, measured: Measured) -> Outcome:
+    """The outcome of the covered requests, with times from `start_ms` on; pools as they were."""
+    columns = {name: getattr(outcome, name)[measured.rows] for name in _PER_REQUEST}
+    for name in _TIMES:
+        columns[name] = columns[name] - measured.start_ms
+    again = measured.rows[outcome.readmission_request]
+    return replace(
+        outcome,
+        **columns,
+        tokenized_ms=None
+        if outcome.tokenized_ms is None
+        else outcome.tokenized_ms[measured.rows] - measured.start_ms,
+        readmission_request=outcome.readmission_request[again],
+        readmission_at_ms=outcome.readmission_at_ms[again],
+        readmission_reused=outcome.readmission_reused[again],
+        end_ms=outcome.end_ms - measured.start_ms,
+        handoff=None if outcome.handoff is None else _restrict(outcome.handoff, measured, again),
+    )
+
+
+def _restrict(handoff: HandoffOutcome, measured: Measured, again: np.ndarray) -> HandoffOutcome:
+    columns = {own.name: getattr(handoff, own.name) for own in fields(handoff)}
+    kept = {
+        name: column[again if name == "readmission_in_decode" else measured.rows]
+        for name, column in columns.items()
+        if isinstance(column, np.ndarray)
+    }
+    for name in kept:
+        if name.endswith("_ms"):
+            kept[name] = kept[name] - measured.start_ms
+    return replace(handoff, **kept)

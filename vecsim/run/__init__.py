@@ -1,0 +1,1 @@
+"""From descriptors and a workload to what the kernels leave behind."""
