@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from vecsim.kernels import clock as pool_clock
 from vecsim.kernels import vllm_rank, worker
-from vecsim.kernels.jit import entry
+from vecsim.kernels.compile.jit import entry
 from vecsim.kernels.sharing import analyse
 
 advance_all, run_clock = pool_clock.bind(worker.bind(vllm_rank.SCHEDULER))[:2]

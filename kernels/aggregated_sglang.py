@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from vecsim.kernels import clock as pool_clock
 from vecsim.kernels import sglang_rank, worker
-from vecsim.kernels.jit import entry
+from vecsim.kernels.compile.jit import entry
 
 advance_all, run_clock = pool_clock.bind(worker.bind(sglang_rank.SCHEDULER))[:2]
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from vecsim.kernels import clock as pool_clock
 from vecsim.kernels import sglang_belady, worker
-from vecsim.kernels.jit import entry
+from vecsim.kernels.compile.jit import entry
 
 advance_all, run_clock = pool_clock.bind(worker.bind(sglang_belady.SCHEDULER))[:2]
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from vecsim.kernels import clock as pool_clock
 from vecsim.kernels import sglang_events, worker
-from vecsim.kernels.jit import entry
+from vecsim.kernels.compile.jit import entry
 from vecsim.kernels.rebinding import rebound
 
 _worker = rebound(worker, sglang_events.walking)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from vecsim.kernels import clock as pool_clock
 from vecsim.kernels import vllm_rank, waiting, worker
-from vecsim.kernels.jit import entry
+from vecsim.kernels.compile.jit import entry
 from vecsim.kernels.seating import settle_blocks
 
 run_clock = waiting.bind(pool_clock.bind(worker.bind(vllm_rank.SCHEDULER)), settle_blocks)

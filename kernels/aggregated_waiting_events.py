@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from vecsim.kernels import clock as pool_clock
 from vecsim.kernels import vllm_events, waiting, worker
-from vecsim.kernels.jit import entry
+from vecsim.kernels.compile.jit import entry
 from vecsim.kernels.rebinding import rebound
 from vecsim.kernels.seating import settle_blocks
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from vecsim.kernels.awake import drop_driven, enter_awake
-from vecsim.kernels.jit import inner
+from vecsim.kernels.compile.jit import inner
 from vecsim.kernels.layout import (
     BAD_PRICE,
     CLOCK,

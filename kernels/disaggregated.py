@@ -6,7 +6,7 @@ See aggregated.py for why they are functions of this module.
 from __future__ import annotations
 
 from vecsim.kernels import disaggregated_clock, vllm_roles, worker
-from vecsim.kernels.jit import entry
+from vecsim.kernels.compile.jit import entry
 
 run_clock = disaggregated_clock.bind(
     worker.bind(vllm_roles.SCHEDULER), vllm_roles.HANDOFF, source_first=True

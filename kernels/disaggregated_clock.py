@@ -13,6 +13,7 @@ from collections.abc import Callable
 import numpy as np
 
 from vecsim.kernels.awake import drop_driven
+from vecsim.kernels.compile.jit import inner
 from vecsim.kernels.handoff import (
     ACTIONS,
     ACTIVATE,
@@ -68,7 +69,6 @@ from vecsim.kernels.handoff_queues import (
     start_transfer,
     wake,
 )
-from vecsim.kernels.jit import inner
 from vecsim.kernels.layout import (
     ARRIVAL,
     ASIDE,

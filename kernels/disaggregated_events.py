@@ -7,7 +7,7 @@ of `kernels.events`.
 from __future__ import annotations
 
 from vecsim.kernels import disaggregated_clock, vllm_events, vllm_roles_events, worker
-from vecsim.kernels.jit import entry
+from vecsim.kernels.compile.jit import entry
 from vecsim.kernels.rebinding import rebound
 
 _worker = rebound(worker, vllm_events.walking)

@@ -4,7 +4,7 @@ aggregated.py)."""
 from __future__ import annotations
 
 from vecsim.kernels import disaggregated_clock, sglang_roles, worker
-from vecsim.kernels.jit import entry
+from vecsim.kernels.compile.jit import entry
 
 run_clock = disaggregated_clock.bind(
     worker.bind(sglang_roles.SCHEDULER), sglang_roles.HANDOFF, source_first=False

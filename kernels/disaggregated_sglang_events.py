@@ -6,7 +6,7 @@ As disaggregated_events.py, for SGLang ranks.
 from __future__ import annotations
 
 from vecsim.kernels import disaggregated_clock, sglang_events, sglang_roles_events, worker
-from vecsim.kernels.jit import entry
+from vecsim.kernels.compile.jit import entry
 from vecsim.kernels.rebinding import rebound
 
 _worker = rebound(worker, sglang_events.walking)

@@ -4,8 +4,8 @@ Python calls (see aggregated.py)."""
 from __future__ import annotations
 
 from vecsim.kernels import disaggregated_clock, sglang_roles, worker
+from vecsim.kernels.compile.jit import entry
 from vecsim.kernels.handoff_waiting import WAITING_ARRIVALS
-from vecsim.kernels.jit import entry
 
 run_clock = disaggregated_clock.bind(
     worker.bind(sglang_roles.SCHEDULER),

@@ -4,8 +4,8 @@ logged: the entry points that Python calls (see disaggregated_sglang_events.py).
 from __future__ import annotations
 
 from vecsim.kernels import disaggregated_clock, sglang_events, sglang_roles_events, worker
+from vecsim.kernels.compile.jit import entry
 from vecsim.kernels.handoff_waiting import WAITING_ARRIVALS
-from vecsim.kernels.jit import entry
 from vecsim.kernels.rebinding import rebound
 
 _worker = rebound(worker, sglang_events.walking)

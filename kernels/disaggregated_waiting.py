@@ -4,8 +4,8 @@ that Python calls (see aggregated.py)."""
 from __future__ import annotations
 
 from vecsim.kernels import disaggregated_clock, vllm_roles, worker
+from vecsim.kernels.compile.jit import entry
 from vecsim.kernels.handoff_waiting import WAITING_ARRIVALS, seat_blocks
-from vecsim.kernels.jit import entry
 
 run_clock = disaggregated_clock.bind(
     worker.bind(vllm_roles.SCHEDULER),

@@ -4,10 +4,10 @@ are logged: the entry points that Python calls (see disaggregated_events.py)."""
 from __future__ import annotations
 
 from vecsim.kernels import disaggregated_clock, vllm_events, vllm_roles_events, worker
+from vecsim.kernels.compile.jit import entry, inner
 from vecsim.kernels.handoff import NOW
 from vecsim.kernels.handoff_events import ACCEPTED, log_step
 from vecsim.kernels.handoff_waiting import WAITING_ARRIVALS, seat_blocks
-from vecsim.kernels.jit import entry, inner
 from vecsim.kernels.layout import DESTINATION, ROLE
 from vecsim.kernels.rebinding import rebound
 

@@ -17,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from vecsim.kernels.blockpool import row_run
+from vecsim.kernels.compile.jit import entry, inner
 from vecsim.kernels.events import (
     KIND_BITS,
     REMOVED_FIRST,
@@ -25,7 +26,6 @@ from vecsim.kernels.events import (
     VISIBLE,
 )
 from vecsim.kernels.hashing import SEED, chained, output_token, xxh3_64
-from vecsim.kernels.jit import entry, inner
 from vecsim.kernels.layout import (
     ADMISSIONS,
     BLOCK_SIZE,

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from vecsim.kernels.compile.jit import inner
 from vecsim.kernels.events import EventLog
-from vecsim.kernels.jit import inner
 from vecsim.kernels.layout import Requests
 
 SOURCE_HELD, ACCEPTED, RESERVED, ACTIVATED, SOURCE_RELEASED, COMPLETED = (

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from vecsim.kernels.compile.jit import inner
 from vecsim.kernels.handoff import AWAKE, TO_DRIVE
 from vecsim.kernels.handoff_queues import dp_size_of
-from vecsim.kernels.jit import inner
 from vecsim.kernels.layout import (
     ACTIVATED_HEAD,
     ASIDE,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from vecsim.kernels.awake import enter_awake
+from vecsim.kernels.compile.jit import inner
 from vecsim.kernels.handoff import (
     ACTIONS,
     ACTIVATE,
@@ -24,7 +25,6 @@ from vecsim.kernels.handoff import (
     TO_DRIVE,
     TRANSFER_BLOCK,
 )
-from vecsim.kernels.jit import inner
 from vecsim.kernels.layout import (
     ARRIVAL,
     DONE_HEAD,

@@ -12,9 +12,9 @@ from typing import NamedTuple
 import numpy as np
 
 from vecsim.kernels import arrivals
+from vecsim.kernels.compile.jit import inner
 from vecsim.kernels.handoff import BY_ORDINAL, ENDED, NOW, ORDINAL, TAKEN
 from vecsim.kernels.handoff_arrivals import HandoffArrivals
-from vecsim.kernels.jit import inner
 from vecsim.kernels.layout import (
     FAILED,
     FAMILY,

@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from vecsim.kernels.compile.jit import inner
 from vecsim.kernels.forecast import next_use
-from vecsim.kernels.jit import inner
 from vecsim.kernels.layout import (
     BLOCKS_PER_NODE,
     CHILDREN,

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from vecsim.kernels.compile.jit import inner
 from vecsim.kernels.front import (
     advance_front,
     close_gaps,
@@ -19,7 +20,6 @@ from vecsim.kernels.front import (
     known_tokens,
     leave_front,
 )
-from vecsim.kernels.jit import inner
 from vecsim.kernels.layout import (
     BATCHED,
     BLOCK_SIZE,

@@ -8,7 +8,7 @@ made for the first tokens of that pass, or once it is rejected, after the pass h
 from __future__ import annotations
 
 from vecsim.kernels import sglang_rank
-from vecsim.kernels.jit import inner
+from vecsim.kernels.compile.jit import inner
 from vecsim.kernels.layout import FREE, NEXT, REJECTED_HEAD, RETIRED
 from vecsim.kernels.radix import evict_by_forecast
 from vecsim.kernels.stretch import passes_within

@@ -26,6 +26,7 @@ from vecsim.kernels import (
     stretch,
 )
 from vecsim.kernels.blockpool import row_run
+from vecsim.kernels.compile.jit import inner
 from vecsim.kernels.events import (
     AT_PASS_END,
     DECODES,
@@ -40,7 +41,6 @@ from vecsim.kernels.events import (
     log_has_room,
     mark_visible,
 )
-from vecsim.kernels.jit import inner
 from vecsim.kernels.layout import (
     ACTIVATED_HEAD,
     BATCHED,

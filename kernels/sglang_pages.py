@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from vecsim.kernels.compile.jit import inner
 from vecsim.kernels.front import known_tokens
-from vecsim.kernels.jit import inner
 from vecsim.kernels.layout import (
     ADMISSIONS,
     CACHED_PAGES,

@@ -12,8 +12,8 @@ from collections.abc import Callable
 import numpy as np
 
 from vecsim.kernels import sglang
+from vecsim.kernels.compile.jit import inner
 from vecsim.kernels.front import known_tokens
-from vecsim.kernels.jit import inner
 from vecsim.kernels.layout import (
     ARRIVAL,
     BLOCK_SIZE,

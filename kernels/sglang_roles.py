@@ -15,10 +15,10 @@ from __future__ import annotations
 import numpy as np
 
 from vecsim.kernels import queues, sglang, sglang_batch, sglang_pages, sglang_rank
+from vecsim.kernels.compile.jit import inner
 from vecsim.kernels.front import known_tokens
 from vecsim.kernels.handoff import HandoffRank
 from vecsim.kernels.handoff_queues import append_done
-from vecsim.kernels.jit import inner
 from vecsim.kernels.layout import (
     ACTIVATED_HEAD,
     ACTIVATED_TAIL,

@@ -21,6 +21,7 @@ from __future__ import annotations
 import numpy as np
 
 from vecsim.kernels import sglang, sglang_events, sglang_rank, sglang_roles
+from vecsim.kernels.compile.jit import inner
 from vecsim.kernels.events import (
     AT_ACTIVATE,
     AT_RELEASE,
@@ -40,7 +41,6 @@ from vecsim.kernels.handoff_events import (
     SOURCE_RELEASED,
     log_step,
 )
-from vecsim.kernels.jit import inner
 from vecsim.kernels.layout import DESTINATION, ISL, PAGE_SIZE, PREFIX_CACHING, READY_HEAD, ROLE
 from vecsim.kernels.radix import probe
 from vecsim.kernels.rebinding import rebound

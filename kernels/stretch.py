@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from vecsim.kernels.jit import inner
+from vecsim.kernels.compile.jit import inner
 from vecsim.kernels.layout import (
     AHEAD,
     BLOCK_SIZE,

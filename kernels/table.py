@@ -19,8 +19,8 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from vecsim.kernels.callback import callback
-from vecsim.kernels.jit import DISABLED, inner
+from vecsim.kernels.compile.callback import callback
+from vecsim.kernels.compile.jit import DISABLED, inner
 from vecsim.kernels.timing import DECODE, PREFILL, SERIES
 
 # --- words of a record (0 and 1 are code addresses) -----------------------------------------------

@@ -22,6 +22,7 @@ from vecsim.kernels.blockpool import (
     release,
     take_blocks,
 )
+from vecsim.kernels.compile.jit import inner
 from vecsim.kernels.front import (
     advance_front,
     close_gaps,
@@ -30,7 +31,6 @@ from vecsim.kernels.front import (
     known_tokens,
     leave_front,
 )
-from vecsim.kernels.jit import inner
 from vecsim.kernels.layout import (
     BLOCK_SIZE,
     BUDGET,

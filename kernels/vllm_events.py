@@ -15,6 +15,7 @@ from __future__ import annotations
 import numpy as np
 
 from vecsim.kernels import blockpool, stretch, vllm, vllm_rank
+from vecsim.kernels.compile.jit import inner
 from vecsim.kernels.events import (
     AT_PASS_END,
     REMOVED_FIRST,
@@ -26,7 +27,6 @@ from vecsim.kernels.events import (
     log_has_room,
     mark_visible,
 )
-from vecsim.kernels.jit import inner
 from vecsim.kernels.layout import (
     BLOCK_SIZE,
     BUDGET,

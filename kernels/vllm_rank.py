@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 
 from vecsim.kernels import vllm
+from vecsim.kernels.compile.jit import inner
 from vecsim.kernels.front import advance_front, known_tokens
-from vecsim.kernels.jit import inner
 from vecsim.kernels.layout import (
     ARRIVAL,
     BLOCK_SIZE,

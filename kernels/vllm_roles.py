@@ -24,10 +24,10 @@ from vecsim.kernels.blockpool import (
     release,
     take_blocks,
 )
+from vecsim.kernels.compile.jit import inner
 from vecsim.kernels.front import known_tokens
 from vecsim.kernels.handoff import HandoffRank
 from vecsim.kernels.handoff_queues import append_done
-from vecsim.kernels.jit import inner
 from vecsim.kernels.layout import (
     ACTIVATED,
     BLOCK_SIZE,

@@ -7,6 +7,7 @@ the decode rank when its request is activated, not before (reference: runtimes, 
 from __future__ import annotations
 
 from vecsim.kernels import placing, vllm, vllm_events, vllm_rank, vllm_roles
+from vecsim.kernels.compile.jit import inner
 from vecsim.kernels.events import (
     AT_ACTIVATE,
     AT_PASS_END,
@@ -24,7 +25,6 @@ from vecsim.kernels.handoff_events import (
     SOURCE_RELEASED,
     log_step,
 )
-from vecsim.kernels.jit import inner
 from vecsim.kernels.layout import DESTINATION, ROLE
 from vecsim.kernels.rebinding import rebound
 

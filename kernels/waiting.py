@@ -13,7 +13,7 @@ import numpy as np
 from vecsim.kernels.arrivals import next_ready, note_end, take_due
 from vecsim.kernels.awake import drop_driven
 from vecsim.kernels.clock import AWAKE, DP_SIZE, HORIZON, NOW, ROUND, SEGMENTS, TAKEN, PoolKernels
-from vecsim.kernels.jit import inner
+from vecsim.kernels.compile.jit import inner
 from vecsim.kernels.layout import CLOCK, DONE, FAMILY, LAST_ENDED, NEXT, NONE, PAUSED, STATUS
 from vecsim.kernels.seating import grow_prompt, seat
 

@@ -11,7 +11,7 @@ import vecsim
 from vecsim import engine
 from vecsim.errors import InputError
 from vecsim.kernels import aggregated_events, disaggregated_events, event_columns
-from vecsim.kernels.jit import DISABLED
+from vecsim.kernels.compile.jit import DISABLED
 from vecsim.kv_events import KV_EVENTS_SCHEMA
 
 FIXED = {"type": "fixed", "prefill_ms": 100, "decode_ms": 10}

@@ -18,7 +18,7 @@ from tests.property.test_kv_events import chained, check_rank
 from tests.slow_model import Endless
 from tests.trace_text import write
 from vecsim.errors import InputError, SimulationError
-from vecsim.kernels.jit import DISABLED
+from vecsim.kernels.compile.jit import DISABLED
 from vecsim.replaying import replay
 
 

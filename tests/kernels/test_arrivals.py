@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vecsim.kernels import arrivals, layout
-from vecsim.kernels.jit import entry
+from vecsim.kernels.compile.jit import entry
 from vecsim.sessions import Dependencies
 from vecsim.waiting import graph_arrivals
 

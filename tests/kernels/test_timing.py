@@ -5,7 +5,7 @@ from fractions import Fraction
 import numpy as np
 
 from vecsim.kernels import layout, timing
-from vecsim.kernels.jit import entry
+from vecsim.kernels.compile.jit import entry
 
 RNG_SEED = 7
 

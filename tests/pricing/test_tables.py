@@ -9,7 +9,7 @@ import pytest
 import vecsim
 from tests.pricing import recorded
 from tests.pricing.naive import Naive
-from vecsim.kernels.jit import DISABLED, entry
+from vecsim.kernels.compile.jit import DISABLED, entry
 from vecsim.kernels.timing import call_decode, call_series
 from vecsim.pricing.points import read_points
 from vecsim.pricing.priced import TimingWarning

@@ -25,7 +25,7 @@ import numpy as np
 from vecsim.descriptors import AicTiming, RankConfig
 from vecsim.errors import InputError
 from vecsim.files import json_text, replace_file
-from vecsim.kernels.jit import cache_parent
+from vecsim.kernels.compile.cache import cache_parent
 from vecsim.pricing.capacity import DEFAULT_FRACTIONS, KvCapacity
 from vecsim.pricing.facts import near
 from vecsim.pricing.grids import Grid, sample

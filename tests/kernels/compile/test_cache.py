@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import vecsim
-from vecsim.kernels import jit, timing
+from vecsim.kernels import timing
+from vecsim.kernels.compile.mode import DISABLED
 
 ROOT = Path(vecsim.__file__).parent
 KERNELS = Path(timing.__file__).parent
@@ -19,13 +20,13 @@ KERNELS = Path(timing.__file__).parent
 SCRIPT = """
 import sys
 sys.path.insert(0, sys.argv[1])
-from vecsim.kernels import jit
-jit.on_compile(lambda name: print("compiled"))
+from vecsim.kernels.compile.cache import on_compile
+on_compile(lambda name: print("compiled"))
 from vecsim.kernels.probe import price
 print(price(1.0, 1.0))
 """
 PROBE = """
-from vecsim.kernels.jit import entry
+from vecsim.kernels.compile.jit import entry
 from vecsim.kernels.timing import duration_ms
 
 
@@ -99,7 +100,7 @@ def test_two_processes_may_start_on_an_empty_cache(copy, tmp_path):
         assert out.split()[-1] == "1.0"
 
 
-@pytest.mark.skipif(jit.DISABLED, reason="kernels are not compiled")
+@pytest.mark.skipif(DISABLED, reason="kernels are not compiled")
 def test_every_entry_point_has_one_signature():
     """Whatever the workload and the configuration: columns are normalised before the call."""
     from vecsim.kernels import aggregated, placement
