@@ -18,6 +18,7 @@ import platform
 import stat
 import sys
 import tempfile
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,7 @@ def _folder() -> tuple[Path | None, str]:
     except OSError as error:
         return None, f"{cache_parent()}: {error.strerror or error}"
     except UnusableFolder as error:
+        warnings.warn(f"no cache of kernels: {error}", RuntimeWarning, stacklevel=2)
         return None, str(error)
     return folder, ""
 
