@@ -7,9 +7,9 @@ not be found in the cache again.
 from __future__ import annotations
 
 from vecsim.kernels.cache.sharing import analyse
+from vecsim.kernels.compile.jit import entry
 from vecsim.kernels.fleet import clock as pool_clock
 from vecsim.kernels.fleet import worker
-from vecsim.kernels.jit import entry
 from vecsim.kernels.sched import vllm_rank
 
 advance_all, run_clock = pool_clock.bind(worker.bind(vllm_rank.SCHEDULER))[:2]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from vecsim.kernels.compile.jit import entry
 from vecsim.kernels.fleet import clock as pool_clock
 from vecsim.kernels.fleet import worker
-from vecsim.kernels.jit import entry
 from vecsim.kernels.sched import sglang_rank
 
 advance_all, run_clock = pool_clock.bind(worker.bind(sglang_rank.SCHEDULER))[:2]

@@ -6,9 +6,9 @@ As aggregated.py, for SGLang ranks that evict by a forecast; pools and scratch a
 
 from __future__ import annotations
 
+from vecsim.kernels.compile.jit import entry
 from vecsim.kernels.fleet import clock as pool_clock
 from vecsim.kernels.fleet import worker
-from vecsim.kernels.jit import entry
 from vecsim.kernels.rebinding import rebound
 from vecsim.kernels.sched import sglang_events
 

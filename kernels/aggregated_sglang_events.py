@@ -5,9 +5,9 @@ As aggregated.py, for SGLang ranks; pools and scratch are those of `kernels.even
 
 from __future__ import annotations
 
+from vecsim.kernels.compile.jit import entry
 from vecsim.kernels.fleet import clock as pool_clock
 from vecsim.kernels.fleet import worker
-from vecsim.kernels.jit import entry
 from vecsim.kernels.rebinding import rebound
 from vecsim.kernels.sched import sglang_events
 

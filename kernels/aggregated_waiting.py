@@ -4,9 +4,9 @@ calls (see aggregated.py)."""
 from __future__ import annotations
 
 from vecsim.kernels.cache.session_content import settle_blocks
+from vecsim.kernels.compile.jit import entry
 from vecsim.kernels.fleet import clock as pool_clock
 from vecsim.kernels.fleet import waiting, worker
-from vecsim.kernels.jit import entry
 from vecsim.kernels.sched import vllm_rank
 
 run_clock = waiting.bind(pool_clock.bind(worker.bind(vllm_rank.SCHEDULER)), settle_blocks)

@@ -4,9 +4,9 @@ logged: the entry points that Python calls (see aggregated_events.py)."""
 from __future__ import annotations
 
 from vecsim.kernels.cache.session_content import settle_blocks
+from vecsim.kernels.compile.jit import entry
 from vecsim.kernels.fleet import clock as pool_clock
 from vecsim.kernels.fleet import waiting, worker
-from vecsim.kernels.jit import entry
 from vecsim.kernels.rebinding import rebound
 from vecsim.kernels.sched import vllm_events
 

@@ -5,8 +5,8 @@ See aggregated.py for why they are functions of this module.
 
 from __future__ import annotations
 
+from vecsim.kernels.compile.jit import entry
 from vecsim.kernels.fleet import disaggregated_clock, worker
-from vecsim.kernels.jit import entry
 from vecsim.kernels.sched import vllm_roles
 
 run_clock = disaggregated_clock.bind(

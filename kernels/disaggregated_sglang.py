@@ -3,8 +3,8 @@ aggregated.py)."""
 
 from __future__ import annotations
 
+from vecsim.kernels.compile.jit import entry
 from vecsim.kernels.fleet import disaggregated_clock, worker
-from vecsim.kernels.jit import entry
 from vecsim.kernels.sched import sglang_roles
 
 run_clock = disaggregated_clock.bind(

@@ -5,8 +5,8 @@ As disaggregated_events.py, for SGLang ranks.
 
 from __future__ import annotations
 
+from vecsim.kernels.compile.jit import entry
 from vecsim.kernels.fleet import disaggregated_clock, worker
-from vecsim.kernels.jit import entry
 from vecsim.kernels.rebinding import rebound
 from vecsim.kernels.sched import sglang_events, sglang_roles_events
 

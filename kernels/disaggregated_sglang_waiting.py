@@ -3,9 +3,9 @@ Python calls (see aggregated.py)."""
 
 from __future__ import annotations
 
+from vecsim.kernels.compile.jit import entry
 from vecsim.kernels.fleet import disaggregated_clock, worker
 from vecsim.kernels.fleet.handoff_waiting import WAITING_ARRIVALS
-from vecsim.kernels.jit import entry
 from vecsim.kernels.sched import sglang_roles
 
 run_clock = disaggregated_clock.bind(

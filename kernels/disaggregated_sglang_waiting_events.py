@@ -3,9 +3,9 @@ logged: the entry points that Python calls (see disaggregated_sglang_events.py).
 
 from __future__ import annotations
 
+from vecsim.kernels.compile.jit import entry
 from vecsim.kernels.fleet import disaggregated_clock, worker
 from vecsim.kernels.fleet.handoff_waiting import WAITING_ARRIVALS
-from vecsim.kernels.jit import entry
 from vecsim.kernels.rebinding import rebound
 from vecsim.kernels.sched import sglang_events, sglang_roles_events
 

@@ -3,11 +3,11 @@ are logged: the entry points that Python calls (see disaggregated_events.py)."""
 
 from __future__ import annotations
 
+from vecsim.kernels.compile.jit import entry, inner
 from vecsim.kernels.fleet import disaggregated_clock, worker
 from vecsim.kernels.fleet.handoff import NOW
 from vecsim.kernels.fleet.handoff_events import ACCEPTED, log_step
 from vecsim.kernels.fleet.handoff_waiting import WAITING_ARRIVALS, seat_blocks
-from vecsim.kernels.jit import entry, inner
 from vecsim.kernels.rebinding import rebound
 from vecsim.kernels.sched import vllm_events, vllm_roles_events
 from vecsim.kernels.state.layout import DESTINATION, ROLE

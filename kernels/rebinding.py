@@ -11,7 +11,7 @@ from __future__ import annotations
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-from vecsim.kernels.jit import inner
+from vecsim.kernels.compile.jit import inner
 
 
 def rebound(module: ModuleType, *bases: ModuleType, **names: Any) -> ModuleType:

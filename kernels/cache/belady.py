@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from vecsim.kernels.jit import inner
+from vecsim.kernels.compile.jit import inner
 from vecsim.kernels.state.layout import COVERS, END_OF_USERS, NEVER, NEXT_USER, RETIRED, USER
 
 

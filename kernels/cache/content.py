@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 
 from vecsim.kernels.cache.block_pool import new_copy, publish, row_run, unlink_idle
-from vecsim.kernels.jit import inner
+from vecsim.kernels.compile.jit import inner
 from vecsim.kernels.state.layout import (
     BLOCK_SIZE,
     BLOCKS_PER_NODE,

@@ -25,7 +25,7 @@ from vecsim.kernels.cache.kv_events import (
     STORED_FIRST,
     VISIBLE,
 )
-from vecsim.kernels.jit import entry, inner
+from vecsim.kernels.compile.jit import entry, inner
 from vecsim.kernels.state.layout import (
     ADMISSIONS,
     BLOCK_SIZE,

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from vecsim.kernels.jit import inner
+from vecsim.kernels.compile.jit import inner
 
 SEED = np.uint64(1337)
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vecsim.kernels.jit import inner
+from vecsim.kernels.compile.jit import inner
 from vecsim.kernels.state.layout import SCHEDULER_ID, Requests
 
 # --- an entry of the log: a word of rank, kind and row, and a second word -------------------------

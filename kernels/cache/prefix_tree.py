@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from vecsim.kernels.jit import entry, inner
+from vecsim.kernels.compile.jit import entry, inner
 
 _STATE_FACTOR = np.int64(0x2545F491)
 _CONTENT_FACTOR = np.int64(0x1B873593)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vecsim.kernels.jit import inner
+from vecsim.kernels.compile.jit import inner
 from vecsim.kernels.state.layout import (
     BLOCK_SIZE,
     BLOCKS_PER_NODE,

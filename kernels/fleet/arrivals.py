@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vecsim.kernels.jit import inner
+from vecsim.kernels.compile.jit import inner
 from vecsim.kernels.state.layout import COMPLETED, NONE, REJECTED
 
 # --- `Arrivals.state` -----------------------------------------------------------------------------

@@ -14,12 +14,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from vecsim.kernels.compile.jit import inner
 from vecsim.kernels.fleet.decode_run import LOOKS_AHEAD, OBSERVES, walk_stretch
 from vecsim.kernels.fleet.event_queue import first_leaf, set_leaf
 from vecsim.kernels.fleet.placement import enqueue, tokenized_at
 from vecsim.kernels.fleet.ready_set import drop_driven, enter_awake
 from vecsim.kernels.fleet.worker import WorkerKernels, earliest_arrival
-from vecsim.kernels.jit import inner
 from vecsim.kernels.state.layout import (
     BAD_PRICE,
     CLOCK,

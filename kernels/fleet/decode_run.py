@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from vecsim.kernels.compile.jit import inner
 from vecsim.kernels.fleet.itl_histogram import count_gaps
-from vecsim.kernels.jit import inner
 from vecsim.kernels.sched.lifecycle import mark_second_tokens
 from vecsim.kernels.state.layout import (
     AHEAD,

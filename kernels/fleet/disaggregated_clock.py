@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from vecsim.kernels.compile.jit import inner
 from vecsim.kernels.fleet.decode_run import cut_ahead, drop_ahead, look_ahead, observe_ahead
 from vecsim.kernels.fleet.event_queue import first_leaf, set_leaf
 from vecsim.kernels.fleet.handoff import (
@@ -72,7 +73,6 @@ from vecsim.kernels.fleet.handoff_queues import (
 from vecsim.kernels.fleet.placement import enqueue, tokenized_at
 from vecsim.kernels.fleet.ready_set import drop_driven
 from vecsim.kernels.fleet.worker import WorkerKernels
-from vecsim.kernels.jit import inner
 from vecsim.kernels.state.layout import (
     ARRIVAL,
     ASIDE,

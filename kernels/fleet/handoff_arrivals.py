@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from vecsim.kernels.compile.jit import inner
 from vecsim.kernels.fleet.handoff import ENDED, MAX_IN_FLIGHT, NOW, TAKEN
-from vecsim.kernels.jit import inner
 from vecsim.kernels.state.layout import NONE, RELEASED, TERMINALS
 
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from vecsim.kernels.cache.kv_events import EventLog
-from vecsim.kernels.jit import inner
+from vecsim.kernels.compile.jit import inner
 from vecsim.kernels.state.layout import Requests
 
 SOURCE_HELD, ACCEPTED, RESERVED, ACTIVATED, SOURCE_RELEASED, COMPLETED = (

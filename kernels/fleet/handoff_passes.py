@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from vecsim.kernels.compile.jit import inner
 from vecsim.kernels.fleet.decode_run import is_last_ahead
 from vecsim.kernels.fleet.handoff import AWAKE, TO_DRIVE
 from vecsim.kernels.fleet.handoff_queues import dp_size_of
 from vecsim.kernels.fleet.worker import log_segment
-from vecsim.kernels.jit import inner
 from vecsim.kernels.state.layout import (
     ACTIVATED_HEAD,
     ASIDE,

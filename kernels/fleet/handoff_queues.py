@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from vecsim.kernels.compile.jit import inner
 from vecsim.kernels.fleet.event_queue import set_leaf
 from vecsim.kernels.fleet.handoff import (
     ACTIONS,
@@ -25,7 +26,6 @@ from vecsim.kernels.fleet.handoff import (
     TRANSFER_BLOCK,
 )
 from vecsim.kernels.fleet.ready_set import enter_awake
-from vecsim.kernels.jit import inner
 from vecsim.kernels.sched.lifecycle import end_request
 from vecsim.kernels.state.layout import (
     ARRIVAL,

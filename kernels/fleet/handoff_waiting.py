@@ -12,10 +12,10 @@ from typing import NamedTuple
 import numpy as np
 
 from vecsim.kernels.cache.session_content import grow_prompt, settle_blocks
+from vecsim.kernels.compile.jit import inner
 from vecsim.kernels.fleet import arrivals
 from vecsim.kernels.fleet.handoff import BY_ORDINAL, ENDED, NOW, ORDINAL, TAKEN
 from vecsim.kernels.fleet.handoff_arrivals import HandoffArrivals
-from vecsim.kernels.jit import inner
 from vecsim.kernels.state.layout import (
     FAILED,
     FAMILY,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from vecsim.kernels.jit import entry, inner
+from vecsim.kernels.compile.jit import entry, inner
 from vecsim.kernels.state.layout import ARRIVAL, NEXT, NONE, QUEUE_HEAD, QUEUE_TAIL
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from vecsim.kernels.jit import inner
+from vecsim.kernels.compile.jit import inner
 
 
 @inner

@@ -11,6 +11,7 @@ from collections.abc import Callable
 import numpy as np
 
 from vecsim.kernels.cache.session_content import grow_prompt, seat
+from vecsim.kernels.compile.jit import inner
 from vecsim.kernels.fleet.arrivals import next_ready, note_end, take_due
 from vecsim.kernels.fleet.clock import (
     AWAKE,
@@ -23,7 +24,6 @@ from vecsim.kernels.fleet.clock import (
     PoolKernels,
 )
 from vecsim.kernels.fleet.ready_set import drop_driven
-from vecsim.kernels.jit import inner
 from vecsim.kernels.state.layout import CLOCK, DONE, FAMILY, LAST_ENDED, NEXT, NONE, PAUSED, STATUS
 
 

@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from vecsim.kernels.compile.jit import inner
 from vecsim.kernels.fleet.decode_run import walk_stretch
-from vecsim.kernels.jit import inner
 from vecsim.kernels.state.layout import (
     ARRIVAL,
     BAD_PRICE,

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from vecsim.kernels.jit import inner
+from vecsim.kernels.compile.jit import inner
 from vecsim.kernels.state.layout import (
     BLOCK_SIZE,
     COMPUTED,

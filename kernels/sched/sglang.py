@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from vecsim.kernels.compile.jit import inner
 from vecsim.kernels.fleet.itl_histogram import count_gap
-from vecsim.kernels.jit import inner
 from vecsim.kernels.sched.decode_batch import (
     advance_front,
     close_gaps,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from vecsim.kernels.cache.radix_tree import lock_path, match, probe, unlock_path
-from vecsim.kernels.jit import inner
+from vecsim.kernels.compile.jit import inner
 from vecsim.kernels.sched.decode_batch import known_tokens
 from vecsim.kernels.sched.lifecycle import log_admission
 from vecsim.kernels.sched.sglang_pages import end_settled, pages_held, take_pages

@@ -8,8 +8,8 @@ made for the first tokens of that pass, or once it is rejected, after the pass h
 from __future__ import annotations
 
 from vecsim.kernels.cache.radix_tree import evict_by_forecast
+from vecsim.kernels.compile.jit import inner
 from vecsim.kernels.fleet.decode_run import passes_within
-from vecsim.kernels.jit import inner
 from vecsim.kernels.sched import sglang_rank
 from vecsim.kernels.state.layout import FREE, NEXT, REJECTED_HEAD, RETIRED
 

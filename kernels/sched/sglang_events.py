@@ -33,9 +33,9 @@ from vecsim.kernels.cache.kv_events import (
     mark_visible,
 )
 from vecsim.kernels.cache.radix_tree import common_depth
+from vecsim.kernels.compile.jit import inner
 from vecsim.kernels.fleet import decode_run
 from vecsim.kernels.fleet.worker import Scheduler
-from vecsim.kernels.jit import inner
 from vecsim.kernels.rebinding import rebound
 from vecsim.kernels.sched import sglang, sglang_batch, sglang_belady, sglang_pages, sglang_rank
 from vecsim.kernels.state.layout import (

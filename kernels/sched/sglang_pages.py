@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from vecsim.kernels.cache.radix_tree import insert, lock_path, unlock_path
-from vecsim.kernels.jit import inner
+from vecsim.kernels.compile.jit import inner
 from vecsim.kernels.sched.decode_batch import known_tokens
 from vecsim.kernels.sched.lifecycle import complete, settle
 from vecsim.kernels.sched.sglang_queue import pages_of

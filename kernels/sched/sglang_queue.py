@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from vecsim.kernels.cache.radix_tree import probe
-from vecsim.kernels.jit import inner
+from vecsim.kernels.compile.jit import inner
 from vecsim.kernels.sched.decode_batch import known_tokens
 from vecsim.kernels.sched.lifecycle import reject
 from vecsim.kernels.state.layout import (

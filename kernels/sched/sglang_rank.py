@@ -12,9 +12,9 @@ from collections.abc import Callable
 import numpy as np
 
 from vecsim.kernels.cache.radix_tree import build_table, clear, evict
+from vecsim.kernels.compile.jit import inner
 from vecsim.kernels.fleet.decode_run import passes_within
 from vecsim.kernels.fleet.worker import Scheduler
-from vecsim.kernels.jit import inner
 from vecsim.kernels.sched import sglang
 from vecsim.kernels.sched.decode_batch import known_tokens
 from vecsim.kernels.sched.sglang import decay_ratio, finish_front, pass_time

@@ -15,9 +15,9 @@ from __future__ import annotations
 import numpy as np
 
 from vecsim.kernels.cache.radix_tree import evict, lock_path, match, probe, unlock_path
+from vecsim.kernels.compile.jit import inner
 from vecsim.kernels.fleet.handoff import HandoffRank
 from vecsim.kernels.fleet.handoff_queues import append_done
-from vecsim.kernels.jit import inner
 from vecsim.kernels.rebinding import rebound
 from vecsim.kernels.sched import sglang, sglang_batch, sglang_pages, sglang_rank, waiting_queue
 from vecsim.kernels.sched.decode_batch import known_tokens

@@ -30,6 +30,7 @@ from vecsim.kernels.cache.kv_events import (
     STORED_NEXT,
 )
 from vecsim.kernels.cache.radix_tree import probe
+from vecsim.kernels.compile.jit import inner
 from vecsim.kernels.fleet.handoff import NOW
 from vecsim.kernels.fleet.handoff_events import (
     ACCEPTED,
@@ -40,7 +41,6 @@ from vecsim.kernels.fleet.handoff_events import (
     SOURCE_RELEASED,
     log_step,
 )
-from vecsim.kernels.jit import inner
 from vecsim.kernels.rebinding import rebound
 from vecsim.kernels.sched import sglang, sglang_events, sglang_rank, sglang_roles
 from vecsim.kernels.sched.sglang_events import hand_over, log_pages, pages_activated, report

@@ -22,8 +22,8 @@ from vecsim.kernels.cache.block_pool import (
     release,
     take_blocks,
 )
+from vecsim.kernels.compile.jit import inner
 from vecsim.kernels.fleet.itl_histogram import count_gap
-from vecsim.kernels.jit import inner
 from vecsim.kernels.sched.decode_batch import (
     advance_front,
     close_gaps,

@@ -26,8 +26,8 @@ from vecsim.kernels.cache.kv_events import (
     log_has_room,
     mark_visible,
 )
+from vecsim.kernels.compile.jit import inner
 from vecsim.kernels.fleet import decode_run
-from vecsim.kernels.jit import inner
 from vecsim.kernels.rebinding import rebound
 from vecsim.kernels.sched import vllm, vllm_rank
 from vecsim.kernels.state.layout import (

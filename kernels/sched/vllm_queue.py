@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from vecsim.kernels.cache.block_pool import blocks_of, find_prefix
-from vecsim.kernels.jit import inner
+from vecsim.kernels.compile.jit import inner
 from vecsim.kernels.sched.decode_batch import known_tokens
 from vecsim.kernels.state.layout import (
     BLOCK_SIZE,

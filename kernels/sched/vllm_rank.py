@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from vecsim.kernels.compile.jit import inner
 from vecsim.kernels.fleet.decode_run import passes_within
 from vecsim.kernels.fleet.worker import Scheduler
-from vecsim.kernels.jit import inner
 from vecsim.kernels.sched import vllm
 from vecsim.kernels.sched.decode_batch import advance_front, known_tokens
 from vecsim.kernels.sched.vllm import finish_front, grow_running, is_deferring

@@ -24,9 +24,9 @@ from vecsim.kernels.cache.block_pool import (
     take_blocks,
 )
 from vecsim.kernels.cache.content import place_blocks
+from vecsim.kernels.compile.jit import inner
 from vecsim.kernels.fleet.handoff import HandoffRank
 from vecsim.kernels.fleet.handoff_queues import append_done
-from vecsim.kernels.jit import inner
 from vecsim.kernels.rebinding import rebound
 from vecsim.kernels.sched import vllm, vllm_queue, vllm_rank
 from vecsim.kernels.sched.decode_batch import known_tokens

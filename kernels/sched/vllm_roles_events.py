@@ -14,6 +14,7 @@ from vecsim.kernels.cache.kv_events import (
     AT_RESERVE,
     mark_visible,
 )
+from vecsim.kernels.compile.jit import inner
 from vecsim.kernels.fleet.handoff import NOW
 from vecsim.kernels.fleet.handoff_events import (
     ACCEPTED,
@@ -24,7 +25,6 @@ from vecsim.kernels.fleet.handoff_events import (
     SOURCE_RELEASED,
     log_step,
 )
-from vecsim.kernels.jit import inner
 from vecsim.kernels.rebinding import rebound
 from vecsim.kernels.sched import vllm, vllm_events, vllm_rank, vllm_roles
 from vecsim.kernels.state.layout import DESTINATION, ROLE

@@ -7,7 +7,7 @@ seen (see sglang_queue.py).
 
 from __future__ import annotations
 
-from vecsim.kernels.jit import inner
+from vecsim.kernels.compile.jit import inner
 from vecsim.kernels.state.layout import ARRIVAL, NONE, QUEUE_HEAD, READY_HEAD, RUNNING
 
 

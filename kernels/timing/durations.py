@@ -14,8 +14,8 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from vecsim.kernels.callback import c_caller
-from vecsim.kernels.jit import DISABLED, inner
+from vecsim.kernels.compile.callback import c_caller
+from vecsim.kernels.compile.jit import DISABLED, inner
 from vecsim.kernels.state.layout import (
     CAPACITY_TOKENS,
     COUNTING,

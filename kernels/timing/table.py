@@ -20,8 +20,8 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from vecsim.kernels.callback import callback
-from vecsim.kernels.jit import DISABLED, inner
+from vecsim.kernels.compile.callback import callback
+from vecsim.kernels.compile.jit import DISABLED, inner
 from vecsim.kernels.timing.durations import DECODE, PREFILL, SERIES
 
 # --- words of a record (0 and 1 are code addresses) -----------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from vecsim.kernels.jit import entry
+from vecsim.kernels.compile.jit import entry
 from vecsim.kernels.timing.durations import call_decode, call_prefill
 
 

@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from vecsim.kernels.compile.jit import entry
 from vecsim.kernels.fleet import arrivals
-from vecsim.kernels.jit import entry
 from vecsim.kernels.state import layout
 from vecsim.run.waiting import graph_arrivals
 from vecsim.workload.dependencies import Dependencies

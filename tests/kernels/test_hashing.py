@@ -5,7 +5,7 @@ import pytest
 import xxhash
 
 from vecsim.kernels.cache import hashing
-from vecsim.kernels.jit import entry
+from vecsim.kernels.compile.jit import entry
 
 WORDS = np.random.default_rng(7).integers(0, 2**32, 4096, dtype=np.uint32)
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vecsim.kernels.cache import prefix_tree
-from vecsim.kernels.jit import DISABLED
+from vecsim.kernels.compile.jit import DISABLED
 from vecsim.workload.workload import PrefixTree, Workload
 
 

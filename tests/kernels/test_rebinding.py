@@ -4,11 +4,11 @@ from types import ModuleType
 
 import pytest
 
-from vecsim.kernels.jit import DISABLED, entry, inner
+from vecsim.kernels.compile.jit import DISABLED, entry, inner
 from vecsim.kernels.rebinding import rebound
 
 SOURCE = """
-from vecsim.kernels.jit import inner
+from vecsim.kernels.compile.jit import inner
 
 @inner
 def step(x):
@@ -31,7 +31,7 @@ def bind():
 """
 
 USER = """
-from vecsim.kernels.jit import inner
+from vecsim.kernels.compile.jit import inner
 import first
 from first import other, twice
 

@@ -4,7 +4,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from vecsim.kernels.jit import entry
+from vecsim.kernels.compile.jit import entry
 from vecsim.kernels.state import layout
 from vecsim.kernels.timing import durations as kernel
 

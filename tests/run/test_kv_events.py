@@ -12,7 +12,7 @@ from vecsim import engine
 from vecsim.errors import InputError
 from vecsim.kernels import aggregated_events, disaggregated_events
 from vecsim.kernels.cache import event_columns
-from vecsim.kernels.jit import DISABLED
+from vecsim.kernels.compile.jit import DISABLED
 from vecsim.run.kv_events import KV_EVENTS_SCHEMA
 
 FIXED = {"type": "fixed", "prefill_ms": 100, "decode_ms": 10}

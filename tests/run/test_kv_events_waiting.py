@@ -18,7 +18,7 @@ from tests.property.test_disaggregated_events import check_events, check_steps
 from tests.property.test_kv_events import chained, check_rank
 from tests.support.trace_text import write
 from vecsim.errors import InputError, SimulationError
-from vecsim.kernels.jit import DISABLED
+from vecsim.kernels.compile.jit import DISABLED
 from vecsim.run.replay import replay
 
 

@@ -12,7 +12,7 @@ import pytest
 import vecsim
 from tests.support.trace_text import AGENTIC_HEADER, agentic, edge, line, write
 from vecsim.errors import InputError
-from vecsim.kernels.jit import DISABLED
+from vecsim.kernels.compile.jit import DISABLED
 from vecsim.workload.dependencies import Dependencies, Sessions
 
 BACKENDS = ("vllm", "sglang", "trtllm")

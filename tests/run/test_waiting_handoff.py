@@ -6,7 +6,7 @@ import pytest
 
 import vecsim
 from tests.support.trace_text import AGENTIC_HEADER, agentic, line, write
-from vecsim.kernels.jit import DISABLED
+from vecsim.kernels.compile.jit import DISABLED
 
 BACKENDS = ("vllm", "trtllm", "sglang")
 

@@ -9,7 +9,7 @@ import pytest
 import vecsim
 from tests.timing import recorded
 from tests.timing.naive import Naive
-from vecsim.kernels.jit import DISABLED, entry
+from vecsim.kernels.compile.jit import DISABLED, entry
 from vecsim.kernels.timing.durations import call_decode, call_series
 from vecsim.timing.points import read_points
 from vecsim.timing.resolve import TimingWarning

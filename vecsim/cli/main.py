@@ -427,7 +427,7 @@ def _run(
     """Replay in a thread of its own: Ctrl-C and the progress bar need not wait for kernels."""
     from dataclasses import replace
 
-    from vecsim.kernels.jit import on_compile
+    from vecsim.kernels.compile.cache import on_compile
     from vecsim.run.replay import replay as run_replay
 
     progress = _Progress()
@@ -473,9 +473,11 @@ class _Progress:
 
     def announce_compilation(self, _name: str) -> None:
         """Called before a kernel is compiled."""
+        from vecsim.kernels.compile.cache import where_kept
+
         if not self._announced:
             self._announced = True
-            print("vecsim: compiling kernels; later runs find them in the cache", file=sys.stderr)
+            print(f"vecsim: compiling kernels; {where_kept()}", file=sys.stderr)
 
     def refresh(self) -> None:
         """Called every tenth of a second while the run goes on."""

@@ -190,13 +190,13 @@ def _check_free(path: Path | None, overwrite: bool) -> None:
 
 
 def _announce_compilation() -> None:
-    from vecsim.kernels.jit import on_compile
+    from vecsim.kernels.compile.cache import on_compile, where_kept
 
     announced: list[str] = []
 
     def announce(name: str) -> None:
         if not announced:
-            print("vecsim: compiling kernels; later runs find them in the cache", file=sys.stderr)
+            print(f"vecsim: compiling kernels; {where_kept()}", file=sys.stderr)
         announced.append(name)
 
     on_compile(announce)

@@ -25,7 +25,7 @@ import numpy as np
 from vecsim.config.schema import AicTiming, RankConfig
 from vecsim.errors import InputError
 from vecsim.files import json_text, replace_file
-from vecsim.kernels.jit import cache_parent
+from vecsim.kernels.compile.cache import cache_parent
 from vecsim.timing.grids import Grid, sample
 from vecsim.timing.hardware import near
 from vecsim.timing.kv_capacity import DEFAULT_FRACTIONS, KvCapacity

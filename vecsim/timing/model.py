@@ -14,8 +14,8 @@ import numpy as np
 from numba.core.errors import NumbaError
 
 from vecsim.errors import InputError
-from vecsim.kernels.callback import c_caller
-from vecsim.kernels.jit import DISABLED
+from vecsim.kernels.compile.callback import c_caller
+from vecsim.kernels.compile.jit import DISABLED
 from vecsim.kernels.timing.durations import DECODE, PREFILL
 
 

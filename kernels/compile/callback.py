@@ -10,15 +10,8 @@ from typing import Any
 import numba
 from numba.core.ccallback import CFunc
 
-from vecsim.kernels.compiling import EntryCompiler
-from vecsim.kernels.jit import (
-    _COMMON,
-    DISABLED,
-    _compile_quickly,
-    _KernelCache,
-    _NoCache,
-    cache_folder,
-)
+from vecsim.kernels.compile.jit import OPTIONS, entry_pipeline, keep_and_quicken
+from vecsim.kernels.compile.mode import DISABLED
 
 
 class Callback:
@@ -32,18 +25,17 @@ class Callback:
     def _c_function(self) -> Any:
         if DISABLED:
             return c_caller(self._signature)(self._function)
+        options = dict(entry_pipeline())
+        pipeline = {name: options.pop(name) for name in ("pipeline_class",) if name in options}
         compiled = CFunc(
             self._function,
             (self._signature.args, self._signature.return_type),
             locals={},
-            options=_COMMON,
-            pipeline_class=EntryCompiler,
+            options={**OPTIONS, **options},
+            **pipeline,
         )
-        if cache_folder() is None:
-            compiled._cache = _NoCache(self._function.__qualname__)
-        else:
-            compiled._cache = _KernelCache(self._function)
-        _compile_quickly(lambda _: compiled.compile(), None)
+        keep_and_quicken(compiled, self._function)
+        compiled.compile()
         return compiled
 
     @property

@@ -1,0 +1,1 @@
+"""Numba's compiler, arranged for kernels."""
