@@ -57,7 +57,7 @@ SERIES = """
 import sys
 import numba
 numba.version_info = numba.version_info._replace(major=int(sys.argv[1]), minor=int(sys.argv[2]))
-from vecsim.kernels import timing
+from vecsim.kernels.timing import durations as timing
 from vecsim.kernels.compile import jit, mode
 
 @jit.entry
