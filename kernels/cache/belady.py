@@ -13,16 +13,16 @@ from vecsim.kernels.state.layout import COVERS, END_OF_USERS, NEVER, NEXT_USER, 
 
 
 @inner
-def next_use(requests, pools, node, block):
+def next_use(requests, forecast, node, block):
     """First request, not retired, whose prompt covers the given block of a node of the prefix tree;
     NEVER when there is none."""
-    users = pools.users
+    users = forecast.users
     retired = requests.state[RETIRED]
-    end = np.int64(pools.forecast[END_OF_USERS, node])
-    entry = np.int64(pools.forecast[NEXT_USER, node])
+    end = np.int64(forecast.nodes[END_OF_USERS, node])
+    entry = np.int64(forecast.nodes[NEXT_USER, node])
     while entry < end and retired[users[USER, entry]] != 0:
         entry += 1
-    pools.forecast[NEXT_USER, node] = entry
+    forecast.nodes[NEXT_USER, node] = entry
     while entry < end and (users[COVERS, entry] <= block or retired[users[USER, entry]] != 0):
         entry += 1
     if entry == end:

@@ -13,6 +13,15 @@ from __future__ import annotations
 import numpy as np
 
 from vecsim.kernels.cache.belady import next_use
+from vecsim.kernels.cache.kv_events import (
+    REMOVED_FIRST,
+    STORED_FIRST,
+    begin_run,
+    end_removed,
+    end_stored,
+    note_removed,
+    note_stored,
+)
 from vecsim.kernels.compile.jit import inner
 from vecsim.kernels.state.layout import (
     BLOCK_SIZE,
@@ -20,8 +29,6 @@ from vecsim.kernels.state.layout import (
     CONTENT,
     COPY_BUMP,
     COPY_FREE,
-    EVICT_BELADY,
-    EVICTION_POLICY,
     FIRST_RUN,
     FOLLOWING,
     FREE,
@@ -142,7 +149,7 @@ def forget_copy(pools, s, copy):
 
 
 @inner
-def belady_victim(requests, pools, s):
+def belady_victim(requests, pools, forecast, s):
     """Idle copy to evict: a duplicate, else the farthest next use, else the earliest release."""
     victim = s[IDLE_HEAD]
     victim_use = NONE
@@ -155,7 +162,7 @@ def belady_victim(requests, pools, s):
         content = np.int64(pools.index[CONTENT, row])
         if content >= 0:
             per_node = s[BLOCKS_PER_NODE]
-            use = next_use(requests, pools, content // per_node, content % per_node)
+            use = next_use(requests, forecast, content // per_node, content % per_node)
         if use > victim_use:
             victim = node
             victim_use = use
@@ -164,18 +171,27 @@ def belady_victim(requests, pools, s):
 
 
 @inner
+def next_victim(forecast, requests, pools, s):
+    """Idle copy or run to evict: the head of the idle list, or Belady's choice."""
+    if forecast is not None:
+        return belady_victim(requests, pools, forecast, s)
+    return s[IDLE_HEAD]
+
+
+@inner
 def evict(requests, pools, s, count):
-    """Evict `count` idle blocks from the head of the idle list, or by Belady's rule."""
+    """Evict `count` idle blocks: one event, as far as no copy of them is left."""
     first_run = s[FIRST_RUN]
     run_cached = requests.state[RUN_CACHED]
     s[IDLE] -= count
+    begin_run(pools.events, s, REMOVED_FIRST)
     while count > 0:
-        node = s[IDLE_HEAD]
-        if s[EVICTION_POLICY] == EVICT_BELADY:
-            node = belady_victim(requests, pools, s)
+        node = next_victim(pools.forecast, requests, pools, s)
         if node < first_run:
+            row = np.int64(pools.nodes[ROW, node])
             unlink_idle(pools, s, node)
             forget_copy(pools, s, node)
+            note_removed(pools.events, s, row, np.int64(pools.index[PRIMARY, row]))
             count -= 1
         else:
             eaten = min(count, np.int64(run_cached[node - first_run]))
@@ -183,6 +199,7 @@ def evict(requests, pools, s, count):
             if run_cached[node - first_run] == 0:
                 unlink_idle(pools, s, node)
             count -= eaten
+    end_removed(pools.events, s)
 
 
 @inner
@@ -245,19 +262,22 @@ def reference_prefix(requests, pools, s, q, hits):
 
 @inner
 def publish(requests, pools, s, q, first, end):
-    """Make the just computed full blocks first..end-1 findable."""
+    """Make the just computed full blocks first..end-1 findable; those that were not are stored."""
     if s[PREFIX_CACHING] == 0:
         return
     end = min(end, np.int64(requests.state[SHARED, q]))
     block = first
+    begin_run(pools.events, s, STORED_FIRST)
     while block < end:
         row, count = row_run(requests, s, q, block)
         for _ in range(min(count, end - block)):
+            note_stored(pools.events, s, row, np.int64(pools.index[PRIMARY, row]))
             copy = new_copy(pools, s, row)
             pools.nodes[OWN_BEFORE, copy] = requests.state[OWN_TAIL, q]
             requests.state[OWN_TAIL, q] = copy
             block += 1
             row += 1
+    end_stored(pools.events, s)
 
 
 @inner

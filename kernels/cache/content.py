@@ -1,11 +1,15 @@
-"""Placing a request on a rank while the run goes on: its index rows and copies there.
+"""Placing content on a rank while the run goes on: rows of the prefix index, and copies.
 
-Lowering has numbered the contents that any two requests share, whatever their ranks (sharing.py).
-Each rank needs rows of its own for them: a content gets one when the second request that has it is
-placed there. Until then the blocks of the first one are its own affair (blockpool.py); what it has
-of them by then becomes copies. So both memory and work grow with what is shared on a rank.
+Lowering has numbered the contents that any two requests of the fleet share (sharing.py); a path in
+`path_rows` holds such numbers until its request is placed. Each rank needs rows of its own for
+them: a content gets its rows when the second request that has it is placed there. Until then the
+blocks of the first one are its own affair (block_pool.py); what it has of them by then becomes
+copies. So both memory and work grow with what is shared on a rank.
 
-Where all blocks have copies of their own (SINGLE_COPIES) every content gets its row at once.
+Where every block has an identity (SINGLE_COPIES), and for the turns of a session whose prompts
+grow, contents get their rows at once, and what stands behind the path, prompt tails and generated
+tokens, gets a range of rows for each rank and family: the turns that all begin with the turn
+before.
 """
 
 from __future__ import annotations
@@ -14,19 +18,33 @@ import numpy as np
 
 from vecsim.kernels.cache.block_pool import new_copy, publish, row_run, unlink_idle
 from vecsim.kernels.compile.jit import inner
+from vecsim.kernels.state.fleet import (
+    CONTENT_KEY,
+    CONTENT_ROW,
+    COPIES_USED,
+    OWN_KEYS,
+    OWN_WHOLE,
+    ROWS_USED,
+)
 from vecsim.kernels.state.layout import (
     BLOCK_SIZE,
     BLOCKS_PER_NODE,
     COMPUTED,
-    COPY_BUMP,
+    CONTENT,
     COPY_FREE,
+    FAMILY,
     FIRST_RUN,
     FOLLOWING,
+    GRANTED,
     IDLE_TAIL,
+    ISL,
+    LIMIT,
+    NEVER,
     NEWER,
     NONE,
     NUM_BLOCKS,
     OWN_FROM,
+    OWN_ROWS,
     PATH,
     PREVIOUS,
     RANK,
@@ -42,37 +60,42 @@ from vecsim.kernels.state.layout import (
 SPARE_COPIES = np.int64(8)
 """Copies per block of a request: one recomputed while an old copy lingers adds one."""
 
-KEY, FIRST_ROW = (np.int64(k) for k in range(2))
-"""`rows` is int64 [slots + 1, 2], slots a power of two: an open-addressing table from (rank,
-content), -1 = empty, to its first row; before it has one, to -1 minus the only request that has the
-content there. Its last line holds the next copy and the next row."""
-
 _CONTENT_BITS = np.int64(32)
 _FACTOR = np.int64(0x2545F491)
 
 
 @inner
-def _slot_of(rows, key):
+def _slot_of(table, key):
     """Slot of a key, or the empty slot where it goes."""
-    mask = np.int64(len(rows)) - 2
+    mask = np.int64(len(table)) - 1
     mixed = (key ^ (key >> _CONTENT_BITS)) * _FACTOR
     slot = (mixed ^ (mixed >> np.int64(29))) & mask
-    while rows[slot, KEY] >= 0 and rows[slot, KEY] != key:
+    while table[slot, CONTENT_KEY] >= 0 and table[slot, CONTENT_KEY] != key:
         slot = (slot + 1) & mask
     return slot
 
 
 @inner
-def _grant_copies(pools, rows, s, wanted):
+def _new_rows(forecast, pools, content, first_content, count):
+    """Hand out `count` rows; the forecast may want to know what they stand for."""
+    row = content.state[ROWS_USED]
+    content.state[ROWS_USED] = row + count
+    if forecast is not None and first_content >= 0:
+        for k in range(count):
+            pools.index[CONTENT, row + k] = first_content + k
+    return row
+
+
+@inner
+def _grant_copies(pools, content, s, wanted):
     """Give a rank copies for so many more blocks, but no more than it has blocks."""
-    last = np.int64(len(rows)) - 1
-    wanted = min(wanted, s[NUM_BLOCKS] - s[COPY_BUMP])
-    for _ in range(wanted):
-        copy = rows[last, KEY]
+    wanted = min(wanted, s[NUM_BLOCKS] - s[GRANTED])
+    first = content.state[COPIES_USED]
+    for copy in range(first, first + wanted):
         pools.nodes[NEWER, copy] = s[COPY_FREE]
         s[COPY_FREE] = copy
-        rows[last, KEY] = copy + 1
-    s[COPY_BUMP] += wanted
+    content.state[COPIES_USED] = first + wanted
+    s[GRANTED] += wanted
 
 
 @inner
@@ -101,12 +124,12 @@ def _split_run(requests, pools, s, q, first, count):
 
 
 @inner
-def _share(requests, pools, rows, s, q, shared):
+def _share(requests, pools, content, s, q, shared):
     """Another request has the `shared` leading blocks of `q`, which had fewer to share so far."""
     state = requests.state
     before = np.int64(state[SHARED, q])
     state[SHARED, q] = shared
-    _grant_copies(pools, rows, s, shared - before)
+    _grant_copies(pools, content, s, shared - before)
     idle = np.int64(state[RUN_CACHED, q])
     if idle > 0:
         _split_run(requests, pools, s, q, before, min(idle, shared - before))
@@ -115,42 +138,69 @@ def _share(requests, pools, rows, s, q, shared):
 
 
 @inner
-def place_blocks(requests, pools, rows, s, q, rank):
-    """Place `q` on a rank: what it shares there gets index rows, the rank copies."""
+def _place_path(requests, pools, content, s, q, rank, at_once):
+    """Give the shareable nodes of a path their rows on a rank: all of them `at_once`, or those that
+    another request has there. Returns how many blocks have rows."""
     state = requests.state
-    state[RANK, q] = rank
-    shareable = np.int64(state[SHAREABLE, q])
-    last = np.int64(len(rows)) - 1
-    if shareable == 0 or last == 0:
-        return
     per_node = s[BLOCKS_PER_NODE]
-    single = s[SINGLE_COPIES] != 0
     path = np.int64(state[PATH, q])
+    shareable = np.int64(state[SHAREABLE, q])
     shared = np.int64(0)
     other = NONE
-    nodes = (min(shareable, np.int64(state[OWN_FROM, q])) + per_node - 1) // per_node
-    for depth in range(nodes):
-        key = (rank << _CONTENT_BITS) | np.int64(requests.path_rows[path + depth])
-        slot = _slot_of(rows, key)
-        if rows[slot, KEY] < 0:
-            rows[slot, KEY] = key
-            rows[slot, FIRST_ROW] = -1 - q
-            if not single:
+    for depth in range((shareable + per_node - 1) // per_node):
+        node = np.int64(requests.path_rows[path + depth])
+        key = (rank << _CONTENT_BITS) | node
+        slot = _slot_of(content.table, key)
+        if content.table[slot, CONTENT_KEY] < 0:
+            content.table[slot, CONTENT_KEY] = key
+            content.table[slot, CONTENT_ROW] = -1 - q
+            if not at_once:
                 continue
-        row = rows[slot, FIRST_ROW]
+        row = content.table[slot, CONTENT_ROW]
         if row < 0:
-            other = -1 - row
-            row = rows[last, FIRST_ROW]
-            rows[slot, FIRST_ROW] = row
-            rows[last, FIRST_ROW] += per_node
-            requests.path_rows[state[PATH, other] + depth] = row
+            first = -1 - row
+            row = _new_rows(pools.forecast, pools, content, node * per_node, per_node)
+            content.table[slot, CONTENT_ROW] = row
+            if first != q:
+                other = first
+                requests.path_rows[state[PATH, other] + depth] = row
         requests.path_rows[path + depth] = row
         shared += per_node
-    if single:
-        _grant_copies(pools, rows, s, shareable * SPARE_COPIES)
-        return
-    state[SHARED, q] = min(shared, shareable)
-    _grant_copies(pools, rows, s, np.int64(state[SHARED, q]))
     if other >= 0:
         most = min(shared, np.int64(state[SHAREABLE, other]))
-        _share(requests, pools, rows, s, other, most)
+        _share(requests, pools, content, s, other, most)
+    return min(shared, shareable)
+
+
+@inner
+def place_blocks(requests, pools, content, s, q, rank):
+    """Place `q`, whose SHARED blocks others of the fleet have too, on a rank: it gets rows for what
+    is shared there, the rank copies."""
+    state = requests.state
+    state[RANK, q] = rank
+    state[SHAREABLE, q] = state[SHARED, q]
+    family = np.int64(state[FAMILY, q])
+    own = np.int64(content.own[family])
+    state[OWN_FROM, q] = NEVER
+    if state[SHAREABLE, q] == 0 and own == 0:
+        return
+    single = s[SINGLE_COPIES] != 0
+    shared = _place_path(requests, pools, content, s, q, rank, single or own > 0)
+    if own > 0:
+        key = (rank << _CONTENT_BITS) | (content.state[OWN_KEYS] + family)
+        slot = _slot_of(content.table, key)
+        if content.table[slot, CONTENT_KEY] < 0:
+            content.table[slot, CONTENT_KEY] = key
+            content.table[slot, CONTENT_ROW] = _new_rows(pools.forecast, pools, content, NONE, own)
+        state[OWN_FROM, q] = shared
+        state[OWN_ROWS, q] = content.table[slot, CONTENT_ROW]
+        if content.state[OWN_WHOLE] != 0:
+            state[OWN_ROWS, q] += shared
+            shared = max(shared, own)
+        else:
+            shared += own
+    state[SHARED, q] = shared
+    wanted = min((np.int64(state[ISL, q]) + state[LIMIT, q]) // s[BLOCK_SIZE], shared)
+    if single:
+        wanted *= SPARE_COPIES
+    _grant_copies(pools, content, s, wanted)

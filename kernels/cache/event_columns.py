@@ -18,13 +18,7 @@ import numpy as np
 
 from vecsim.kernels.cache.block_pool import row_run
 from vecsim.kernels.cache.hashing import SEED, chained, output_token, xxh3_64
-from vecsim.kernels.cache.kv_events import (
-    KIND_BITS,
-    REMOVED_FIRST,
-    ROW_BITS,
-    STORED_FIRST,
-    VISIBLE,
-)
+from vecsim.kernels.cache.kv_events import KIND_BITS, REMOVED_FIRST, ROW_BITS, STORED_FIRST, VISIBLE
 from vecsim.kernels.compile.jit import entry, inner
 from vecsim.kernels.state.layout import (
     ADMISSIONS,

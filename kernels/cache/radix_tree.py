@@ -16,12 +16,13 @@ from __future__ import annotations
 import numpy as np
 
 from vecsim.kernels.cache.belady import next_use
+from vecsim.kernels.cache.page_events import log_cut
+from vecsim.kernels.cache.page_keys import common_depth, page_key
 from vecsim.kernels.compile.jit import inner
 from vecsim.kernels.state.layout import (
     BLOCKS_PER_NODE,
     CHILDREN,
     END,
-    FAMILY,
     FREE,
     IDLE,
     IDLE_HEAD,
@@ -35,7 +36,6 @@ from vecsim.kernels.state.layout import (
     NONE,
     OWNER,
     PARENT,
-    PATH,
     ROOT,
     SHARED,
     START,
@@ -49,34 +49,6 @@ from vecsim.kernels.state.layout import (
 
 _PARENT_FACTOR = np.int64(0x2545F491)
 _KEY_FACTOR = np.int64(0x1B873593)
-
-
-# --- keys -----------------------------------------------------------------------------------------
-@inner
-def page_key(requests, s, q, depth):
-    """What the page at `depth` of a request's path holds, among paths that agree above it."""
-    if depth >= requests.state[SHARED, q]:
-        return -1 - np.int64(requests.state[FAMILY, q])
-    return np.int64(requests.path_rows[requests.state[PATH, q] + depth // s[BLOCKS_PER_NODE]])
-
-
-@inner
-def common_depth(requests, s, q, other, depth, limit):
-    """How deep, at most `limit`, the paths of two requests agree that agree down to `depth`."""
-    state = requests.state
-    if state[FAMILY, q] == state[FAMILY, other]:
-        return limit
-    per_node = s[BLOCKS_PER_NODE]
-    path = np.int64(state[PATH, q])
-    other_path = np.int64(state[PATH, other])
-    shared = min(np.int64(state[SHARED, q]), np.int64(state[SHARED, other]))
-    last = min(limit, shared)
-    while depth < last:
-        entry = depth // per_node
-        if requests.path_rows[path + entry] != requests.path_rows[other_path + entry]:
-            return depth
-        depth = min(last, (entry + 1) * per_node)
-    return depth
 
 
 # --- children -------------------------------------------------------------------------------------
@@ -355,7 +327,8 @@ def remove_leaf(pools, s, leaf):
 
 @inner
 def cut_tail(pools, s, leaf, pages):
-    """Take the last `pages` pages off a leaf."""
+    """Take the last `pages` pages off a leaf, which are gone."""
+    log_cut(pools.events, pools.forecast, pools, s, leaf, pages)
     pools.nodes[END, leaf] -= pages
 
 
@@ -372,7 +345,7 @@ def count_as_free(s, count):
 
 
 @inner
-def evict(requests, pools, s, count):
+def evict_least_recent(requests, pools, s, count):
     """Free `count` pages (all that are unlocked, if fewer): the least recently used leaf first,
     each from its tail."""
     nodes = pools.nodes
@@ -397,16 +370,16 @@ def evict(requests, pools, s, count):
 
 # --- eviction by forecast -------------------------------------------------------------------------
 @inner
-def page_use(requests, pools, s, owner, depth):
+def page_use(forecast, requests, s, owner, depth):
     """Next use of a page of a prompt; NEVER for all other pages."""
     if depth >= requests.state[SHARED, owner]:
         return NEVER
     node = page_key(requests, s, owner, depth)
-    return next_use(requests, pools, node, depth % s[BLOCKS_PER_NODE])
+    return next_use(requests, forecast, node, depth % s[BLOCKS_PER_NODE])
 
 
 @inner
-def leaf_used_last(requests, pools, s):
+def leaf_used_last(forecast, requests, pools, s):
     """(leaf, next use of its last page): the unlocked leaf to shorten, the least recently used of
     those whose last page is used latest."""
     nodes = pools.nodes
@@ -416,7 +389,7 @@ def leaf_used_last(requests, pools, s):
     while node >= 0:
         if nodes[CHILDREN, node] == 0:
             depth = np.int64(nodes[END, node]) - 1
-            use = page_use(requests, pools, s, np.int64(nodes[OWNER, node]), depth)
+            use = page_use(forecast, requests, s, np.int64(nodes[OWNER, node]), depth)
             if use > latest:
                 leaf = node
                 latest = use
@@ -425,7 +398,7 @@ def leaf_used_last(requests, pools, s):
 
 
 @inner
-def pages_alike(requests, pools, s, leaf, use):
+def pages_alike(forecast, requests, pools, s, leaf, use):
     """How many pages, from the last of a leaf up, surely have the next use of that last one."""
     owner = np.int64(pools.nodes[OWNER, leaf])
     start = np.int64(pools.nodes[START, leaf])
@@ -434,21 +407,36 @@ def pages_alike(requests, pools, s, leaf, use):
     if end > shared:
         return end - max(start, shared)
     first = max(start, (end - 1) // s[BLOCKS_PER_NODE] * s[BLOCKS_PER_NODE])
-    if page_use(requests, pools, s, owner, first) == use:
+    if page_use(forecast, requests, s, owner, first) == use:
         return end - first
     return np.int64(1)
 
 
 @inner
-def evict_by_forecast(requests, pools, s, count):
+def evict_by_forecast(forecast, requests, pools, s, count):
     """Free `count` pages (all that are unlocked, if fewer), one by one, each from the tail of the
-    leaf that is used last (Belady's rule). Takes the place of `evict`."""
+    leaf that is used last (Belady's rule)."""
     count = count_as_free(s, count)
     while count > 0:
-        leaf, use = leaf_used_last(requests, pools, s)
+        leaf, use = leaf_used_last(forecast, requests, pools, s)
         # While the next use of its last page stays the same, so does its place among the leaves.
-        taken = min(count, pages_alike(requests, pools, s, leaf, use))
+        taken = min(count, pages_alike(forecast, requests, pools, s, leaf, use))
         cut_tail(pools, s, leaf, taken)
         count -= taken
         if pools.nodes[END, leaf] == pools.nodes[START, leaf]:
             remove_leaf(pools, s, leaf)
+
+
+@inner
+def free_pages(forecast, requests, pools, s, count):
+    """`evict` by the rule of the run: one of the two is compiled."""
+    if forecast is not None:
+        evict_by_forecast(forecast, requests, pools, s, count)
+    else:
+        evict_least_recent(requests, pools, s, count)
+
+
+@inner
+def evict(requests, pools, s, count):
+    """Free `count` pages, or all that are unlocked, if fewer."""
+    free_pages(pools.forecast, requests, pools, s, count)

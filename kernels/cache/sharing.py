@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vecsim.kernels.compile.jit import inner
+from vecsim.kernels.compile.jit import entry, inner
 from vecsim.kernels.state.layout import (
     BLOCK_SIZE,
     ISL,
@@ -45,8 +45,8 @@ def cover_nodes(paths, r, q):
     per_node = paths.blocks_per_node[0]
     marks = paths.marks
     left = np.int64(paths.covered[q])
-    for entry in range(paths.spans[0, q], paths.spans[1, q]):
-        node = paths.nodes[entry]
+    for step in range(paths.spans[0, q], paths.spans[1, q]):
+        node = paths.nodes[step]
         covers = min(left, per_node)
         left -= covers
         if marks[node, SEEN_BY] != r + 1:
@@ -69,8 +69,8 @@ def assign_rows(requests, contents, paths, q, rows, single_copies):
     marks = paths.marks
     left = np.int64(paths.covered[q])
     shared = np.int64(0)
-    for entry in range(paths.spans[0, q], paths.spans[1, q]):
-        node = np.int64(paths.nodes[entry])
+    for step in range(paths.spans[0, q], paths.spans[1, q]):
+        node = np.int64(paths.nodes[step])
         extent = np.int64(marks[node, LONGEST if single_copies else SECOND])
         covers = min(left, extent)
         if covers == 0:
@@ -81,7 +81,7 @@ def assign_rows(requests, contents, paths, q, rows, single_copies):
                 for block in range(extent):
                     contents[rows + block] = node * per_node + block
             rows += extent
-        requests.path_rows[entry] = marks[node, FIRST_ROW]
+        requests.path_rows[step] = marks[node, FIRST_ROW]
         shared += covers
         left -= covers
         if covers < per_node:
@@ -102,7 +102,7 @@ def assign_own_rows(requests, q, block_size, rows):
     return rows + own
 
 
-@inner
+@entry
 def analyse(requests, paths, contents, fields, instances):
     """Find the shareable blocks of every rank. Fills SHARED, OWN_FROM, OWN_ROWS, `path_rows`,
     `contents` (int32 [rows], or empty when not wanted) and `instances` (int64 [ranks], blocks that

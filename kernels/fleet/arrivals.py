@@ -1,65 +1,40 @@
-"""Requests that wait for other requests: who is ready when.
+"""The one source of requests: who is released when.
 
-A request without edges is ready at its own time; one with edges when all have fired, at the latest
-of its own time and, over its edges, trigger instant + delay. An edge is triggered by the release of
-its source or by its end. Plays, which no edge leaves, may have to wait for a lane. Sessions are
-plays of a chain of turns (reference: traffic, sections 2.3 to 2.5 and 4.2).
+A request without edges is due at its own time; one with edges when all have fired, at the latest of
+its own time and, over its edges, trigger instant + delay. An edge is triggered by the release of
+its source or by its end. Trajectories, which no edge leaves, may have to wait for a lane. An open
+loop has no edges and no lanes; a closed loop is lanes of trajectories of one request, a session a
+trajectory of turns, a graph many trajectories (reference: traffic, sections 2.3 to 2.5 and 4.2).
 
-The room knows no pool: `next_ready` says when somebody is due, `take_due` hands out who is due and
-fires what waits for the release, `note_end` hears how a request ended. Ties go to the lower
-request, so requests are numbered in the reference's order: session and turn, or node.
+`next_time` says when somebody is due, `take_due` hands out who is and fires what waits for the
+release, `note_end` enters how a request ended. Ties go to the lower request, so requests are
+numbered in the reference's order: arrival, session and turn, or node.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
 from vecsim.kernels.compile.jit import inner
+from vecsim.kernels.state.fleet import (
+    CURSOR,
+    ENDED_COUNT,
+    FAILED_TRAJECTORY,
+    FIRST,
+    HEAP,
+    IN_FLIGHT,
+    LEFT,
+    MEMBER,
+    MISSING,
+    NEXT_TRAJECTORY,
+    ON_COMPLETION,
+    OWN_TIME,
+    REJECTION_FAILS,
+    TARGET,
+    TRAJECTORY,
+    WAITING,
+)
 from vecsim.kernels.state.layout import COMPLETED, NONE, REJECTED
-
-# --- `Arrivals.state` -----------------------------------------------------------------------------
-(
-    READY,  # requests in the heap
-    OWN_TIME,  # entries of FIRST
-    CURSOR,  # entries of FIRST that were handed out, or belong to failed plays
-    NEXT_PLAY,  # next play that waits for a lane
-    REJECTION_FAILS,  # a rejected request ends its play; otherwise it counts as an end like others
-) = (np.int64(k) for k in range(5))
-ARRIVALS_STATE = 5
-
-# --- rows of `Arrivals.requests`, `Arrivals.edges`, `Arrivals.plays` ------------------------------
-(
-    MISSING,  # edges that have not fired
-    PLAY,
-    HEAP,  # heap of those that are ready or will be at a known time, by (due, request)
-    FIRST,  # those without edges whose play has started from the outset, by (due, request)
-    MEMBER,  # requests grouped by play
-) = (np.int64(k) for k in range(5))
-REQUEST_ROWS = 5
-TARGET, ON_COMPLETION = (np.int64(k) for k in range(2))
-EDGE_ROWS = 2
-(
-    LEFT,  # requests that were not released yet; none once the play has failed
-    IN_FLIGHT,  # requests that were released and have not ended
-    FAILED_PLAY,
-) = (np.int64(k) for k in range(3))
-PLAY_ROWS = 3
-
-
-class Arrivals(NamedTuple):
-    """The requests of a run that wait, in the order in which ties are broken."""
-
-    state: np.ndarray  # int64 [ARRIVALS_STATE]
-    due: np.ndarray  # float64 [n]: earliest release as known so far (ms); of a play that waits for
-    # a lane, relative to its start
-    requests: np.ndarray  # int32 [REQUEST_ROWS, n]
-    followers: np.ndarray  # int64 [n + 1]: span of each request in the edges that it triggers
-    edges: np.ndarray  # int32 [EDGE_ROWS, m]
-    delays: np.ndarray  # float64 [m] (ms)
-    plays: np.ndarray  # int32 [PLAY_ROWS, plays]
-    members: np.ndarray  # int64 [plays + 1]: span of each play in MEMBER
 
 
 @inner
@@ -73,8 +48,8 @@ def precedes(arrivals, one, other):
 def push(arrivals, q):
     """Enter a request with its final time into the heap."""
     heap = arrivals.requests[HEAP]
-    at = arrivals.state[READY]
-    arrivals.state[READY] += 1
+    at = arrivals.state[WAITING]
+    arrivals.state[WAITING] += 1
     while at > 0:
         above = (at - 1) // 2
         other = np.int64(heap[above])
@@ -89,8 +64,8 @@ def push(arrivals, q):
 def pop(arrivals):
     """Take the first request off the heap."""
     heap = arrivals.requests[HEAP]
-    arrivals.state[READY] -= 1
-    size = arrivals.state[READY]
+    arrivals.state[WAITING] -= 1
+    size = arrivals.state[WAITING]
     q = np.int64(heap[size])
     at = np.int64(0)
     while 2 * at + 1 < size:
@@ -108,18 +83,18 @@ def pop(arrivals):
 
 @inner
 def has_failed(arrivals, q):
-    """Whether the play of a request has failed, so that it is never released."""
-    return arrivals.plays[FAILED_PLAY, arrivals.requests[PLAY, q]] != 0
+    """Whether the trajectory of a request has failed, so that it is never released."""
+    return arrivals.trajectories[FAILED_TRAJECTORY, arrivals.requests[TRAJECTORY, q]] != 0
 
 
 @inner
 def skip_failed(arrivals):
-    """Drop requests of failed plays that would be handed out next."""
+    """Drop requests of failed trajectories that would be handed out next."""
     state = arrivals.state
     requests = arrivals.requests
     while state[CURSOR] < state[OWN_TIME] and has_failed(arrivals, requests[FIRST, state[CURSOR]]):
         state[CURSOR] += 1
-    while state[READY] > 0 and has_failed(arrivals, requests[HEAP, 0]):
+    while state[WAITING] > 0 and has_failed(arrivals, requests[HEAP, 0]):
         pop(arrivals)
 
 
@@ -130,7 +105,7 @@ def first_in_line(arrivals):
     q = NONE
     if state[CURSOR] < state[OWN_TIME]:
         q = np.int64(arrivals.requests[FIRST, state[CURSOR]])
-    if state[READY] > 0:
+    if state[WAITING] > 0:
         other = np.int64(arrivals.requests[HEAP, 0])
         if q < 0 or precedes(arrivals, other, q):
             q = other
@@ -138,7 +113,7 @@ def first_in_line(arrivals):
 
 
 @inner
-def next_ready(arrivals):
+def next_time(arrivals):
     """When the next request is due, or infinity."""
     q = first_in_line(arrivals)
     if q < 0:
@@ -168,23 +143,23 @@ def take_due(arrivals, now):
     if q < 0 or arrivals.due[q] > now:
         return NONE
     state = arrivals.state
-    if state[READY] > 0 and arrivals.requests[HEAP, 0] == q:
+    if state[WAITING] > 0 and arrivals.requests[HEAP, 0] == q:
         pop(arrivals)
     else:
         state[CURSOR] += 1
-    play = arrivals.requests[PLAY, q]
-    arrivals.plays[LEFT, play] -= 1
-    arrivals.plays[IN_FLIGHT, play] += 1
+    trajectory = arrivals.requests[TRAJECTORY, q]
+    arrivals.trajectories[LEFT, trajectory] -= 1
+    arrivals.trajectories[IN_FLIGHT, trajectory] += 1
     fire(arrivals, q, np.int64(0), now)
     skip_failed(arrivals)
     return q
 
 
 @inner
-def start_play(arrivals, play, now):
-    """A lane is free for a play: its times count from `now`."""
+def start_trajectory(arrivals, trajectory, now):
+    """A lane is free for a trajectory: its times count from `now`."""
     requests = arrivals.requests
-    for k in range(arrivals.members[play], arrivals.members[play + 1]):
+    for k in range(arrivals.members[trajectory], arrivals.members[trajectory + 1]):
         q = np.int64(requests[MEMBER, k])
         arrivals.due[q] += now
         if requests[MISSING, q] == 0:
@@ -193,19 +168,21 @@ def start_play(arrivals, play, now):
 
 @inner
 def note_end(arrivals, q, status, now):
-    """A released request ended `now`; its followers and the next play of its lane hear of it."""
+    """A released request ended `now`: what waits for its end fires, and if its trajectory is over,
+    the next one starts in its lane."""
     state = arrivals.state
-    plays = arrivals.plays
-    play = np.int64(arrivals.requests[PLAY, q])
-    plays[IN_FLIGHT, play] -= 1
+    state[ENDED_COUNT] += 1
+    trajectories = arrivals.trajectories
+    trajectory = np.int64(arrivals.requests[TRAJECTORY, q])
+    trajectories[IN_FLIGHT, trajectory] -= 1
     if status == COMPLETED or (status == REJECTED and state[REJECTION_FAILS] == 0):
         fire(arrivals, q, np.int64(1), now)
     else:
-        plays[FAILED_PLAY, play] = 1
-        plays[LEFT, play] = 0
+        trajectories[FAILED_TRAJECTORY, trajectory] = 1
+        trajectories[LEFT, trajectory] = 0
         skip_failed(arrivals)
-    if plays[LEFT, play] == 0 and plays[IN_FLIGHT, play] == 0:
-        following = state[NEXT_PLAY]
-        if following < len(plays[0]):
-            state[NEXT_PLAY] += 1
-            start_play(arrivals, following, now)
+    if trajectories[LEFT, trajectory] == 0 and trajectories[IN_FLIGHT, trajectory] == 0:
+        following = state[NEXT_TRAJECTORY]
+        if following < len(trajectories[0]):
+            state[NEXT_TRAJECTORY] += 1
+            start_trajectory(arrivals, following, now)

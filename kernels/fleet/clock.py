@@ -1,199 +1,453 @@
-"""The clock of an aggregated pool.
+"""The clock of a fleet: all workers of all pools, and whatever couples them.
 
-Two ways to run it. *Independent*: with open-loop arrivals and round-robin or pinned placement
-workers do not see each other, and each advances to the horizon on its own. *Coupled*: where one
-worker's completion decides another's arrival (closed loop), or all share one forecast (Belady), the
-workers keep a tournament tree of their next ends, and the instants are settled one after another in
-the reference's order: completions, arrivals, drives (reference: runtimes, section 2.2).
+The rounds of an instant (reference: runtimes, sections 2.2 and 2.3), until nothing changes:
+
+1. passes that end, by worker, and the signals of their ranks: first tokens, held prompts, ends;
+2. transfers that end;
+3. actions of handoffs, first in, first out, and those that they append;
+4. requests that are due, each placed at once;
+5. drives of the ready set, prefill before decode: passes start.
+
+A tick, where one is due, comes last: the entry returns with the state of the instant settled. A
+decode run stays in flight, walked chunk by chunk, until something concerns its worker.
+
+`fleet` is a `Fleet`, `worker` and `r` are places of a worker and a rank in it, `q` is the number of
+a request. An aggregated fleet has no `transfers`: what is for them alone takes them as an argument,
+and is not compiled without.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import numpy as np
 
 from vecsim.kernels.compile.jit import inner
-from vecsim.kernels.fleet.decode_run import LOOKS_AHEAD, OBSERVES, walk_stretch
+from vecsim.kernels.fleet.arrivals import next_time, note_end, take_due
+from vecsim.kernels.fleet.decode_run import (
+    cut_ahead,
+    drop_ahead,
+    is_last_ahead,
+    look_ahead,
+    observe_ahead,
+)
 from vecsim.kernels.fleet.event_queue import first_leaf, set_leaf
-from vecsim.kernels.fleet.placement import enqueue, tokenized_at
-from vecsim.kernels.fleet.ready_set import drop_driven, enter_awake
-from vecsim.kernels.fleet.worker import WorkerKernels, earliest_arrival
+from vecsim.kernels.fleet.placement import enqueue, grow_prompt, next_in_turn, tokenized_at
+from vecsim.kernels.fleet.ready_set import drop_driven, enter_ready
+from vecsim.kernels.fleet.transfer import (
+    act,
+    act_deferred,
+    decode_copy,
+    defer,
+    end_transfers,
+    log_step,
+    next_action,
+    request_of,
+    start_transfer,
+)
+from vecsim.kernels.fleet.waiting_time import (
+    count_idle_ranks,
+    count_idle_steps,
+    count_idle_time,
+    count_to_the_end,
+    counts_down,
+    has_effect,
+    next_arrival,
+    somebody_is_due,
+)
+from vecsim.kernels.fleet.worker import bind as bind_worker
+from vecsim.kernels.sched.interface import Scheduler
+from vecsim.kernels.sched.lifecycle import end_request, take_signal
+from vecsim.kernels.state.fleet import (
+    ACTIONS,
+    ACTIVATE,
+    ACTIVATED_AT,
+    BY_ORDINAL,
+    CANCEL_DESTINATION,
+    CANCEL_SOURCE,
+    DRIVING,
+    FIRST_WORKER,
+    HELD_AT,
+    HORIZON,
+    INSTANT_OVER,
+    NEW_BLOCKS,
+    NEXT_TICK,
+    NOW,
+    ORDERS,
+    ORDINAL,
+    READY_WORKERS,
+    RELEASE,
+    RELEASED_AT,
+    RELEASED_COUNT,
+    RESERVE,
+    RESERVED_AT,
+    ROUND,
+    SEGMENTS,
+    STEP_ACCEPTED,
+    STEP_ACTIVATED,
+    STEP_COMPLETED,
+    STEP_HELD,
+    STEP_RELEASED,
+    STEP_RESERVED,
+    SUBMIT,
+    TOKENIZE_MS,
+    TOKENIZE_TOKEN_MS,
+    TRANSFER,
+)
 from vecsim.kernels.state.layout import (
+    ARRIVAL,
+    ASIDE,
     BAD_PRICE,
-    CLOCK,
+    CAPACITY_VERSION,
+    COMPLETED,
+    DEADLOCK,
+    DESTINATION,
     DONE,
+    DP_SIZE,
+    ENDED,
+    FAILED,
+    FAMILY,
+    FIRST_RANK,
+    HELD_OUTPUT,
     ISL,
+    NEXT,
+    NEXT_SIGNAL,
     NO_PASS,
+    NONE,
+    ONE_PASS,
+    ORDER,
+    PARTICIPATES,
     PASS_END,
     PAUSED,
     PENDING,
     PENDING_PASSES,
+    PROMISED,
+    QUEUE_HEAD,
+    QUEUE_TAIL,
     RANK,
+    REASON,
+    REFUSED_VERSION,
     RELEASED,
-    STRETCH,
-    TERMINALS,
+    ROLE,
+    RUN,
+    SIGNAL_HEAD,
+    SIGNALS,
+    SOURCE,
+    STATUS,
+    STEP,
+    TICKED,
+    UNFINISHED,
+    WAKE_AT,
+    WALKED,
+    WALKED_PASSES,
+    WORKER,
 )
-
-# --- rows of `Clock.state` ------------------------------------------------------------------------
-(
-    DP_SIZE,
-    MAX_IN_FLIGHT,  # closed loop: cap on requests in flight; 0 = open loop
-    SEGMENTS,  # passes and stretches after which an entry returns PAUSED
-    NEXT_WORKER,  # independent: the worker being advanced
-    END_WORKER,  # independent: one past the last worker of this call
-    TAKEN,  # coupled: requests taken in so far
-    ENDED,  # coupled: terminals so far
-    AWAKE,  # coupled: workers to drive in this round
-    ROUND,  # coupled: rounds of the present instant that are over
-) = (np.int64(k) for k in range(9))
-CLOCK_STATE = 9
-
-NOW, HORIZON, TOKENIZE_MS, TOKENIZE_TOKEN_MS = (np.int64(k) for k in range(4))
-CLOCK_TIME = 4
-
-
-class Clock(NamedTuple):
-    """State of the pool's clock."""
-
-    state: np.ndarray  # int64 [CLOCK_STATE]
-    time: np.ndarray  # float64 [CLOCK_TIME]
-    tree: np.ndarray  # float64 [2 * leaves], leaves a power of two: next end of each worker
-    awake: np.ndarray  # int64 [workers]: workers to drive, ascending
-    servers: np.ndarray  # float64 [workers, servers]: when each tokenizer is free
 
 
 @inner
 def set_end(clock, worker, end):
-    """Enter a worker's next end into the tournament tree."""
-    set_leaf(clock.tree, worker, end)
+    """Enter a worker's next end, or when it is to be looked at again, into the event queue."""
+    set_leaf(clock.ends, worker, end)
 
 
 @inner
 def wake(clock, worker):
-    """Enter a worker into the list of those to drive."""
-    enter_awake(clock.awake, clock.state, AWAKE, worker)
+    """Enter a worker into the ready set."""
+    enter_ready(clock.ready, clock.state, READY_WORKERS, worker)
 
 
 @inner
-def shorten_stretch(ranks, workers, requests, scratch, clock, worker, arrival):
-    """End the stretch in flight at the first pass end at which an arrival is seen."""
-    c = clock.state
-    w = workers.state[worker]
-    w[PENDING_PASSES] = walk_stretch(
-        ranks,
-        workers,
-        requests,
-        scratch,
-        worker,
-        c[DP_SIZE],
-        w[PENDING_PASSES],
-        arrival,
-        np.inf,
-        LOOKS_AHEAD,
+def goes_on(fleet, worker):
+    """Whether a worker is in a run that is not known to its end."""
+    w = fleet.workers.state[worker]
+    return w[PENDING] == RUN and not is_last_ahead(w)
+
+
+@inner
+def fail(fleet, copy, s, worker, reason):
+    """A copy of a request ends without success."""
+    fleet.requests.state[REASON, copy] = reason
+    w = fleet.workers.state[worker]
+    end_request(fleet.requests, w, s, copy, FAILED, fleet.clock.time[NOW])
+    take_signal(fleet.requests, s)  # the caller acts on it
+
+
+@inner
+def note_failed(fleet, q, copy):
+    """A request is no more in flight; what was cancelled without an end failed at its
+    destination."""
+    status = np.int64(fleet.requests.state[STATUS, copy])
+    if status == UNFINISHED:
+        status = FAILED
+    note_end(fleet.arrivals, q, status, fleet.clock.time[NOW])
+
+
+def bind(scheduler: Scheduler) -> Callable:
+    """The clock `run_clock(fleet)` for one family of backends."""
+    kernels = bind_worker(scheduler)
+    room_for_a_pass, first_watched_arrival, open_pass, close_pass, close_run = kernels
+    log_run, notices, reserves_first = (
+        scheduler.log_run,
+        scheduler.notices,
+        scheduler.reserves_first,
     )
-    set_end(clock, worker, workers.time[worker, PASS_END])
+    place, refusal, reserve = scheduler.place, scheduler.refusal, scheduler.reserve
+    activate, release_held = scheduler.activate, scheduler.release_held
+    first_waiting, fail_waiting = scheduler.first_waiting, scheduler.fail_waiting
+    cancel, try_in_vain = scheduler.cancel, scheduler.try_in_vain
 
-
-class PoolKernels(NamedTuple):
-    """The kernels of a pool's clock, bound to a scheduler, and the steps of its instants."""
-
-    advance_all: Callable
-    run_clock: Callable
-    complete_due: Callable
-    take_in: Callable
-    drive: Callable
-    cut_at_horizon: Callable
-
-
-def bind(worker: WorkerKernels) -> PoolKernels:
-    """The clock for one family of backends; `worker` is bound to its scheduler."""
-    notices, forget, room_for_a_pass, first_watched_arrival = worker[:4]
-    open_pass, close_pass, close_stretch, advance = worker[4:]
+    # --- room -------------------------------------------------------------------------------------
+    @inner
+    def room_for(fleet, worker):
+        """DONE, or what has to grow before a worker may go on."""
+        return room_for_a_pass(fleet.ranks, fleet.workers, fleet.pools, fleet.scratch, worker)
 
     @inner
-    def advance_all(ranks, workers, requests, pools, scratch, clock):
-        """Advance the workers NEXT_WORKER..END_WORKER-1 to the horizon, one after another.
+    def room_for_command(fleet):
+        """DONE, or what has to grow before an action: none takes more room than a pass. Blocks have
+        no need of room."""
+        if not reserves_first and len(fleet.scratch.segments[0]) == 0:
+            return DONE
+        code = room_for(fleet, np.int64(0))
+        if code != DONE:
+            return code
+        return room_for(fleet, fleet.clock.pools[1, FIRST_WORKER])
 
-        Returns DONE, PAUSED, LOG_FULL, FOREST_FULL or an error code; call it again unless
-        that is DONE or an error.
-        """
-        c = clock.state
-        while c[NEXT_WORKER] < c[END_WORKER]:
-            code = advance(
-                ranks,
-                workers,
-                requests,
-                pools,
-                scratch,
-                c[NEXT_WORKER],
-                c[DP_SIZE],
-                clock.time[HORIZON],
-                c[SEGMENTS],
-            )
-            if code != DONE:
-                return code
-            forget(ranks, pools)
-            c[NEXT_WORKER] += 1
-        return DONE
+    # --- destinations -----------------------------------------------------------------------------
+    @inner
+    def retry(transfers, fleet, r):
+        """One attempt to reserve blocks for the first request that waits for them on a rank.
+        Whether it got them."""
+        s = fleet.ranks.fields[r]
+        copy = s[QUEUE_HEAD]
+        if copy < 0 or s[REFUSED_VERSION] == s[CAPACITY_VERSION]:
+            return False
+        now = fleet.clock.time[NOW]
+        new_blocks = reserve(fleet.requests, fleet.pools, s, copy, now)
+        if new_blocks < 0:
+            s[REFUSED_VERSION] = s[CAPACITY_VERSION]
+            return False
+        q = request_of(transfers, copy)
+        log_step(transfers.steps, STEP_RESERVED, q, now)
+        s[QUEUE_HEAD] = np.int64(fleet.requests.state[NEXT, copy])
+        s[REFUSED_VERSION] = NONE
+        s[PROMISED] += 1
+        transfers.requests[NEW_BLOCKS, q] = new_blocks
+        transfers.instants[RESERVED_AT, q] = now
+        act(transfers, SUBMIT if reserves_first else TRANSFER, q)
+        return True
 
     @inner
-    def close_segment(ranks, workers, requests, pools, scratch, clock, worker):
-        """Finish the pass or stretch that a worker has in flight and that ends now."""
-        c = clock.state
-        w = workers.state[worker]
-        before = w[TERMINALS]
-        if w[PENDING] == STRETCH:
+    def retry_all(transfers, fleet, w):
+        """An attempt on every rank of a worker. Whether one got blocks."""
+        reserved = False
+        for r in range(w[FIRST_RANK], w[FIRST_RANK] + w[DP_SIZE]):
+            reserved |= retry(transfers, fleet, np.int64(r))
+        return reserved
+
+    # --- signals ----------------------------------------------------------------------------------
+    @inner
+    def log_outputs(transfers, fleet, w):
+        """The steps of handoffs that a pass brought about."""
+        if transfers.steps is not None:
+            state = fleet.requests.state
+            for r in range(w[FIRST_RANK], w[FIRST_RANK] + w[DP_SIZE]):
+                copy = fleet.ranks.fields[r, SIGNAL_HEAD]
+                while copy >= 0:
+                    what = np.int64(state[SIGNALS, copy])
+                    q = request_of(transfers, copy)
+                    now = fleet.clock.time[NOW]
+                    if what & HELD_OUTPUT:
+                        log_step(transfers.steps, STEP_HELD, q, now)
+                    elif what & ENDED and state[STATUS, copy] == COMPLETED:
+                        log_step(transfers.steps, STEP_COMPLETED, q, now)
+                    copy = np.int64(state[NEXT_SIGNAL, copy])
+
+    @inner
+    def cancel_ended(transfers, fleet, s):
+        """Cancel the handoffs of the requests that ended on a prefill rank."""
+        state = fleet.requests.state
+        copy = s[SIGNAL_HEAD]
+        while copy >= 0:
+            if np.int64(state[SIGNALS, copy]) & ENDED:
+                act(transfers, CANCEL_SOURCE, copy)
+            copy = np.int64(state[NEXT_SIGNAL, copy])
+
+    @inner
+    def act_on_held(transfers, fleet, s):
+        """The requests of a prefill rank whose prompts are done now."""
+        copy, what = take_signal(fleet.requests, s)
+        while copy >= 0:
+            if what & HELD_OUTPUT:
+                transfers.instants[HELD_AT, copy] = fleet.clock.time[NOW]
+                act(transfers, TRANSFER if reserves_first else RESERVE, copy)
+            copy, what = take_signal(fleet.requests, s)
+
+    @inner
+    def note_ended(transfers, fleet, s, counts):
+        """Take all signals off the list of a rank; if it `counts`, the requests that ended there
+        are no more in flight."""
+        copy, what = take_signal(fleet.requests, s)
+        while copy >= 0:
+            if counts and what & ENDED:
+                q = copy
+                if transfers is not None:
+                    q = request_of(transfers, copy)
+                status = np.int64(fleet.requests.state[STATUS, copy])
+                note_end(fleet.arrivals, q, status, fleet.clock.time[NOW])
+            copy, what = take_signal(fleet.requests, s)
+
+    @inner
+    def act_on_pass(transfers, fleet, worker):
+        """Act on the signals of a pass or run that has ended."""
+        w = fleet.workers.state[worker]
+        if transfers is not None:
+            log_outputs(transfers, fleet, w)
+        for r in range(w[FIRST_RANK], w[FIRST_RANK] + w[DP_SIZE]):
+            s = fleet.ranks.fields[r]
+            if transfers is not None:
+                act_deferred(transfers, np.int64(r))
+                if s[ROLE] == SOURCE:
+                    cancel_ended(transfers, fleet, s)
+                    act_on_held(transfers, fleet, s)
+                else:
+                    note_ended(transfers, fleet, s, True)
+                    retry(transfers, fleet, np.int64(r))
+            else:
+                note_ended(transfers, fleet, s, True)
+
+    @inner
+    def cancel_first(transfers, fleet, s):
+        """Cancel the handoffs of requests that ended on a rank, if destinations wait for them."""
+        if transfers is not None and reserves_first and s[ROLE] == SOURCE:
+            cancel_ended(transfers, fleet, s)
+            return False
+        return True
+
+    @inner
+    def act_on_start(transfers, fleet, worker):
+        """Act on the signals of a pass that starts: requests that a standstill ended."""
+        w = fleet.workers.state[worker]
+        for r in range(w[FIRST_RANK], w[FIRST_RANK] + w[DP_SIZE]):
+            s = fleet.ranks.fields[r]
+            if s[SIGNAL_HEAD] >= 0:
+                counts = cancel_first(transfers, fleet, s)
+                note_ended(transfers, fleet, s, counts)
+
+    # --- the ends of passes -----------------------------------------------------------------------
+    @inner
+    def close_segment(fleet, worker):
+        """Finish the pass or run that a worker has in flight and that ends now."""
+        w = fleet.workers.state[worker]
+        if w[PENDING] == RUN:
             passes = w[PENDING_PASSES]
-            walk_stretch(
-                ranks,
-                workers,
-                requests,
-                scratch,
+            observe_ahead(
+                fleet.ranks,
+                fleet.workers,
+                fleet.requests,
+                fleet.pools,
+                fleet.scratch,
                 worker,
-                c[DP_SIZE],
-                passes,
-                np.inf,
-                np.inf,
-                OBSERVES,
+                log_run,
             )
-            code = close_stretch(
-                ranks, workers, requests, pools, scratch, worker, c[DP_SIZE], passes
+            count_idle_ranks(fleet, worker)
+            code = close_run(
+                fleet.ranks,
+                fleet.workers,
+                fleet.requests,
+                fleet.pools,
+                fleet.scratch,
+                worker,
+                passes,
             )
         else:
-            code = close_pass(ranks, workers, requests, pools, scratch, worker, c[DP_SIZE])
-        c[ENDED] += w[TERMINALS] - before
+            count_idle_ranks(fleet, worker)
+            code = close_pass(
+                fleet.ranks, fleet.workers, fleet.requests, fleet.pools, fleet.scratch, worker
+            )
+        if code == DONE:
+            act_on_pass(fleet.transfers, fleet, worker)
         return code
 
     @inner
-    def complete_due(ranks, workers, requests, pools, scratch, clock):
-        """Apply all passes that end now, by worker id; wake workers whose next request is here."""
-        while clock.tree[1] == clock.time[NOW]:
-            worker = first_leaf(clock.tree)
+    def walk_on(fleet, worker):
+        """Record the passes of a run up to the end that stands in the event queue, and look further
+        ahead."""
+        observe_ahead(
+            fleet.ranks,
+            fleet.workers,
+            fleet.requests,
+            fleet.pools,
+            fleet.scratch,
+            worker,
+            log_run,
+        )
+        look_ahead(fleet.ranks, fleet.workers, fleet.scratch, worker)
+        set_end(fleet.clock, worker, fleet.workers.time[worker, PASS_END])
+
+    @inner
+    def complete_due(fleet):
+        """Apply all passes that end now, by worker; wake workers whose next request is here."""
+        clock = fleet.clock
+        while clock.ends[1] == clock.time[NOW]:
+            worker = first_leaf(clock.ends)
             # Other workers may have used up what there was room for when its pass began.
-            code = room_for_a_pass(ranks, pools, scratch, worker, clock.state[DP_SIZE])
+            code = room_for(fleet, worker)
             if code != DONE:
                 return code
+            if goes_on(fleet, worker):
+                walk_on(fleet, worker)
+                continue
             set_end(clock, worker, np.inf)
             wake(clock, worker)
-            if workers.state[worker, PENDING] == NO_PASS:
+            if fleet.workers.state[worker, PENDING] == NO_PASS:
                 continue
-            code = close_segment(ranks, workers, requests, pools, scratch, clock, worker)
+            code = close_segment(fleet, worker)
             if code != DONE:
                 return code
         return DONE
 
     @inner
-    def take_in(ranks, workers, requests, scratch, clock, q):
-        """A request arrives now, at the rank it was placed on."""
-        c = clock.state
-        rank = np.int64(requests.state[RANK, q])
-        worker = rank // c[DP_SIZE]
-        s = ranks.fields[rank]
+    def cut_run(fleet, worker, due):
+        """Let the run that a worker has in flight end with the first pass that ends at or after
+        `due`."""
+        now = fleet.clock.time[NOW]
+        if due <= now and fleet.clock.state[ROUND] > 0:
+            # The worker was driven in an earlier round: a pass that starts now is under way.
+            due = np.nextafter(now, np.inf)
+        cut_ahead(fleet.workers, worker, due)
+        set_end(fleet.clock, worker, fleet.workers.time[worker, PASS_END])
+
+    @inner
+    def is_idle(fleet, worker):
+        """Whether a decode worker has no pass in flight just now; ends its run where it may."""
+        w = fleet.workers.state[worker]
+        now = fleet.clock.time[NOW]
+        if w[PENDING] == NO_PASS:
+            count_idle_time(fleet, worker, now)
+        if w[PENDING] != RUN:
+            return w[PENDING] == NO_PASS
+        cut_run(fleet, worker, now)
+        if fleet.workers.time[worker, PASS_END] > now:
+            return False
+        set_end(fleet.clock, worker, np.inf)
+        close_segment(fleet, worker)
+        wake(fleet.clock, worker)
+        return True
+
+    # --- arrivals ---------------------------------------------------------------------------------
+    @inner
+    def submit(fleet, q):
+        """A request joins the queue of a rank of the first pool."""
+        clock = fleet.clock
+        requests = fleet.requests
+        r = next_in_turn(fleet, np.int64(0), np.int64(fleet.pins[0, q]))
+        s = fleet.ranks.fields[r]
+        place(requests, fleet.pools, fleet.content, s, q, r)
+        worker = s[WORKER]
+        w = fleet.workers.state[worker]
         now = clock.time[NOW]
         noticed = notices(requests, s, now)
-        requests.time[RELEASED, q] = now
         arrival = tokenized_at(
             clock.servers[worker],
             clock.time[TOKENIZE_MS],
@@ -202,147 +456,447 @@ def bind(worker: WorkerKernels) -> PoolKernels:
             now,
         )
         enqueue(requests, s, q, arrival)
-        if workers.state[worker, PENDING] == NO_PASS:
+        if w[PENDING] == NO_PASS:
             if arrival <= now:
                 wake(clock, worker)
             else:
-                set_end(clock, worker, earliest_arrival(ranks, requests, worker, c[DP_SIZE]))
-        elif workers.state[worker, PENDING] == STRETCH and noticed:
-            if arrival <= now and c[ROUND] > 0:
-                # The worker was driven in an earlier round: a pass that starts now is under way.
-                arrival = np.nextafter(now, np.inf)
-            shorten_stretch(ranks, workers, requests, scratch, clock, worker, arrival)
+                set_end(clock, worker, next_arrival(fleet, w, now))
+        elif w[PENDING] == RUN and noticed:
+            cut_run(fleet, worker, arrival)
 
     @inner
-    def take_in_due(ranks, workers, requests, scratch, clock):
-        """Take in every request that is admissible now."""
-        c = clock.state
-        n = np.int64(len(requests.state[0]))
-        while c[TAKEN] < n:
-            q = c[TAKEN]
-            if c[MAX_IN_FLIGHT] > 0:
-                if q - c[ENDED] >= c[MAX_IN_FLIGHT]:
-                    return
-            elif requests.time[RELEASED, q] > clock.time[NOW]:
+    def release(transfers, fleet, q):
+        """A request is released: it is placed, or its handoff begins."""
+        requests = fleet.requests
+        grows = requests.state[FAMILY, q] != q
+        if transfers is not None:
+            ordinal = fleet.clock.state[RELEASED_COUNT]
+            transfers.requests[ORDINAL, q] = ordinal
+            transfers.requests[BY_ORDINAL, ordinal] = q
+            if grows:
+                copy = decode_copy(transfers, q)
+                w = fleet.workers.state[fleet.clock.pools[1, FIRST_WORKER]]
+                grow_prompt(requests, fleet.ranks.fields[0], q, copy - 1)
+                grow_prompt(requests, fleet.ranks.fields[w[FIRST_RANK]], copy, copy - 1)
+            act(transfers, RESERVE if reserves_first else SUBMIT, q)
+        else:
+            if grows:
+                grow_prompt(requests, fleet.ranks.fields[0], q, q - 1)
+            submit(fleet, q)
+
+    @inner
+    def release_due(fleet):
+        """Release every request that is due now."""
+        now = fleet.clock.time[NOW]
+        while True:
+            q = take_due(fleet.arrivals, now)
+            if q < 0:
                 return
-            take_in(ranks, workers, requests, scratch, clock, q)
-            c[TAKEN] += 1
+            fleet.requests.time[RELEASED, q] = now
+            release(fleet.transfers, fleet, q)
+            fleet.clock.state[RELEASED_COUNT] += 1
+
+    # --- actions ----------------------------------------------------------------------------------
+    @inner
+    def ask_destination(transfers, fleet, q):
+        """A request asks a decode rank for blocks."""
+        requests = fleet.requests
+        copy = decode_copy(transfers, q)
+        r = next_in_turn(fleet, np.int64(1), np.int64(fleet.pins[1, q]))
+        s = fleet.ranks.fields[r]
+        worker = s[WORKER]
+        reason = refusal(requests, s, copy)
+        if reason > 0:
+            fail(fleet, copy, s, worker, reason)
+            cancel_or_forget(transfers, fleet, q)
+            return
+        place(requests, fleet.pools, fleet.content, s, copy, r)
+        log_step(transfers.steps, STEP_ACCEPTED, q, fleet.clock.time[NOW])
+        requests.state[ORDER, copy] = transfers.state[ORDERS]
+        transfers.state[ORDERS] += 1
+        requests.time[ARRIVAL, copy] = np.inf
+        requests.state[NEXT, copy] = NONE
+        if s[QUEUE_HEAD] < 0:
+            s[QUEUE_HEAD] = copy
+            s[REFUSED_VERSION] = NONE
+        else:
+            requests.state[NEXT, s[QUEUE_TAIL]] = copy
+        s[QUEUE_TAIL] = copy
+        if s[REFUSED_VERSION] == s[CAPACITY_VERSION]:
+            return
+        if is_idle(fleet, worker):
+            retry(transfers, fleet, r)
+            # While somebody waits for blocks its rank looks at other requests.
+            wake(fleet.clock, worker)
 
     @inner
-    def drive(ranks, workers, requests, pools, scratch, clock, worker):
+    def cancel_or_forget(transfers, fleet, q):
+        """A request that never got decode blocks ended: its source holds blocks, or there is none
+        yet."""
+        if reserves_first:
+            note_failed(fleet, q, decode_copy(transfers, q))
+        else:
+            act(transfers, CANCEL_SOURCE, q)
+
+    @inner
+    def finish_transfer(transfers, fleet, q):
+        """The blocks are there: the destination may decode, the source may let go."""
+        copy = decode_copy(transfers, q)
+        r = np.int64(fleet.requests.state[RANK, copy])
+        s = fleet.ranks.fields[r]
+        worker = s[WORKER]
+        if not is_idle(fleet, worker):
+            defer(transfers, r, ACTIVATE, q)
+            return
+        now = fleet.clock.time[NOW]
+        s[PROMISED] -= 1
+        activate(fleet.requests, fleet.pools, s, copy, now)
+        log_step(transfers.steps, STEP_ACTIVATED, q, now)
+        transfers.instants[ACTIVATED_AT, q] = now
+        wake(fleet.clock, worker)
+        act(transfers, RELEASE, q)
+        retry(transfers, fleet, r)
+
+    @inner
+    def free_source(transfers, fleet, kind, q):
+        """Let a prefill rank forget a request, once its worker is idle."""
+        r = np.int64(fleet.requests.state[RANK, q])
+        s = fleet.ranks.fields[r]
+        worker = s[WORKER]
+        if fleet.workers.state[worker, PENDING] != NO_PASS:
+            defer(transfers, r, kind, q)
+            return
+        now = fleet.clock.time[NOW]
+        if transfers.instants[HELD_AT, q] >= 0.0:
+            count_idle_time(fleet, worker, now)
+            release_held(fleet.requests, fleet.pools, s, q, now)
+            log_step(transfers.steps, STEP_RELEASED, q, now)
+            wake(fleet.clock, worker)
+        if kind == RELEASE:
+            transfers.instants[RELEASED_AT, q] = now
+        elif reserves_first:
+            act(transfers, CANCEL_DESTINATION, q)
+        else:
+            note_failed(fleet, q, q)
+
+    @inner
+    def cancel_destination(transfers, fleet, q):
+        """Let a decode rank forget a request that no prompt comes for."""
+        copy = decode_copy(transfers, q)
+        r = np.int64(fleet.requests.state[RANK, copy])
+        s = fleet.ranks.fields[r]
+        worker = s[WORKER]
+        if not is_idle(fleet, worker):
+            defer(transfers, r, CANCEL_DESTINATION, q)
+            return
+        s[PROMISED] -= 1
+        cancel(fleet.requests, fleet.pools, s, copy)
+        wake(fleet.clock, worker)
+        note_failed(fleet, q, q)
+        retry(transfers, fleet, r)
+
+    @inner
+    def run_actions(transfers, fleet):
+        """Execute all actions, and those they append. Returns DONE, or what has to grow first."""
+        while transfers.state[ACTIONS] > 0:
+            code = room_for_command(fleet)
+            if code != DONE:
+                return code
+            kind, q = next_action(transfers)
+            if kind == SUBMIT:
+                submit(fleet, q)
+            elif kind == RESERVE:
+                ask_destination(transfers, fleet, q)
+            elif kind == TRANSFER:
+                prompt = np.int64(fleet.requests.state[ISL, decode_copy(transfers, q)])
+                start_transfer(transfers, q, prompt, fleet.clock.time[NOW])
+            elif kind == ACTIVATE:
+                finish_transfer(transfers, fleet, q)
+            elif kind == CANCEL_DESTINATION:
+                cancel_destination(transfers, fleet, q)
+            else:
+                free_source(transfers, fleet, kind, q)
+        return DONE
+
+    # --- drives -----------------------------------------------------------------------------------
+    @inner
+    def counts_down_first(transfers, fleet, w, now):
+        """Whether a decode worker lets one of the passes for which prefills are put off go by, at
+        whose end requests may get blocks (see `counts_down`)."""
+        if transfers is not None and reserves_first:
+            is_source = fleet.ranks.fields[w[FIRST_RANK], ROLE] == SOURCE
+            if not is_source and counts_down(fleet, w, now):
+                retry_all(transfers, fleet, w)
+                return True
+        return False
+
+    @inner
+    def stands_aside(transfers, fleet, w, end, now):
+        """Whether a pass that takes no time and has no effect is dropped: the worker stands aside
+        until something happens to it, unless requests get blocks instead."""
+        takes_no_time = w[PENDING] == ONE_PASS and end == now
+        if transfers is not None and takes_no_time and not has_effect(fleet, w):
+            w[PENDING] = NO_PASS
+            w[ASIDE] = 1
+            w[STEP] += 1
+            is_source = fleet.ranks.fields[w[FIRST_RANK], ROLE] == SOURCE
+            if not is_source and retry_all(transfers, fleet, w):
+                w[ASIDE] = 0
+                return True
+            for r in range(w[FIRST_RANK], w[FIRST_RANK] + w[DP_SIZE]):
+                if fleet.ranks.fields[r, PARTICIPATES] != 0:
+                    try_in_vain(fleet.ranks.factors[r])
+        return False
+
+    @inner
+    def shorten_for_retry(transfers, fleet, w):
+        """A run ends after one pass where that brings an attempt to reserve blocks."""
+        if transfers is not None and somebody_is_due(fleet, w):
+            w[PENDING_PASSES] = 1
+
+    @inner
+    def drive(fleet, worker):
         """Start passes on an idle worker until one takes time or there is nothing to do."""
-        c = clock.state
-        w = workers.state[worker]
+        w = fleet.workers.state[worker]
+        times = fleet.workers.time[worker]
+        now = fleet.clock.time[NOW]
+        count_idle_time(fleet, worker, now)
+        w[ASIDE] = 0
         while True:
-            code = room_for_a_pass(ranks, pools, scratch, worker, c[DP_SIZE])
+            code = room_for(fleet, worker)
             if code != DONE:
                 return code
-            before = w[TERMINALS]
-            code = open_pass(ranks, workers, requests, pools, scratch, worker, c[DP_SIZE])
-            c[ENDED] += w[TERMINALS] - before
-            if code != DONE:
-                return code
-            if w[PENDING] == NO_PASS:
-                set_end(clock, worker, earliest_arrival(ranks, requests, worker, c[DP_SIZE]))
-                return DONE
-            if w[PENDING] == STRETCH:
-                w[PENDING_PASSES] = walk_stretch(
-                    ranks,
-                    workers,
-                    requests,
-                    scratch,
-                    worker,
-                    c[DP_SIZE],
-                    w[PENDING_PASSES],
-                    first_watched_arrival(ranks, workers, requests, worker, c[DP_SIZE]),
-                    np.inf,
-                    LOOKS_AHEAD,
-                )
-                if w[PENDING_PASSES] < 0:
-                    return BAD_PRICE
-            if workers.time[worker, PASS_END] > clock.time[NOW]:
-                set_end(clock, worker, workers.time[worker, PASS_END])
-                return DONE
-            code = close_segment(ranks, workers, requests, pools, scratch, clock, worker)
-            if code != DONE:
-                return code
-
-    @inner
-    def settle_instant(ranks, workers, requests, pools, scratch, clock):
-        """Rounds of completions, arrivals and drives at this instant, until nothing changes."""
-        c = clock.state
-        while True:
-            code = complete_due(ranks, workers, requests, pools, scratch, clock)
-            if code != DONE:
-                return code
-            take_in_due(ranks, workers, requests, scratch, clock)
-            if c[AWAKE] == 0:
-                return DONE
-            for i in range(c[AWAKE]):
-                workers.time[clock.awake[i], CLOCK] = clock.time[NOW]
-            driven = np.int64(0)
-            while driven < c[AWAKE]:
-                worker = clock.awake[driven]
-                code = drive(ranks, workers, requests, pools, scratch, clock, worker)
-                if code != DONE:
-                    drop_driven(clock.awake, c, AWAKE, driven)
-                    return code
-                driven += 1
-            c[AWAKE] = 0
-            c[ROUND] += 1
-
-    @inner
-    def cut_at_horizon(ranks, workers, requests, pools, scratch, clock):
-        """Settle the passes of stretches in flight that end by the horizon. Returns DONE, or what
-        has to grow first."""
-        dp_size = clock.state[DP_SIZE]
-        for worker in range(len(workers.state)):
-            w = workers.state[worker]
-            if w[PENDING] != STRETCH:
+            if counts_down_first(fleet.transfers, fleet, w, now):
                 continue
-            code = room_for_a_pass(ranks, pools, scratch, np.int64(worker), dp_size)
+            code = open_pass(
+                fleet.ranks, fleet.workers, fleet.requests, fleet.pools, fleet.scratch, worker
+            )
+            act_on_start(fleet.transfers, fleet, worker)
             if code != DONE:
                 return code
-            passes = walk_stretch(
-                ranks,
-                workers,
-                requests,
-                scratch,
-                np.int64(worker),
-                dp_size,
-                w[PENDING_PASSES],
-                np.inf,
-                clock.time[HORIZON],
-                OBSERVES,
-            )
-            if passes > 0:
-                close_stretch(
-                    ranks, workers, requests, pools, scratch, np.int64(worker), dp_size, passes
+            if w[PENDING] == RUN:
+                shorten_for_retry(fleet.transfers, fleet, w)
+                w[WALKED_PASSES] = 0
+                times[WALKED] = now
+                times[WAKE_AT] = first_watched_arrival(
+                    fleet.ranks, fleet.workers, fleet.requests, worker
                 )
+                if look_ahead(fleet.ranks, fleet.workers, fleet.scratch, worker) == 0:
+                    return BAD_PRICE
+            end = times[PASS_END]
+            if stands_aside(fleet.transfers, fleet, w, end, now):
+                continue
+            if w[PENDING] == NO_PASS:
+                set_end(fleet.clock, worker, next_arrival(fleet, w, now))
+                return DONE
+            if end > now:
+                set_end(fleet.clock, worker, end)
+                return DONE
+            code = close_segment(fleet, worker)
+            if code != DONE:
+                return code
+
+    @inner
+    def drive_ready(fleet):
+        """Drive the ready set, in order."""
+        clock = fleet.clock
+        driven = np.int64(0)
+        while driven < clock.state[READY_WORKERS]:
+            worker = clock.ready[driven]
+            if fleet.workers.state[worker, PENDING] == NO_PASS:
+                code = drive(fleet, worker)
+                if code != DONE:
+                    drop_driven(clock.ready, clock.state, READY_WORKERS, driven)
+                    return code
+            driven += 1
+        clock.state[READY_WORKERS] = 0
+        return DONE
+
+    # --- an instant -------------------------------------------------------------------------------
+    @inner
+    def hand_over(transfers, fleet):
+        """Transfers that end, and the actions of handoffs."""
+        if transfers is not None:
+            end_transfers(transfers, fleet.clock.time[NOW])
+            return run_actions(transfers, fleet)
         return DONE
 
     @inner
-    def run_clock(ranks, workers, requests, pools, scratch, clock):
-        """The outer loop: settle the present instant, then jump to the next one.
+    def anything_due(transfers, fleet):
+        """Whether a pass or a transfer ends now."""
+        now = fleet.clock.time[NOW]
+        if transfers is not None:
+            return fleet.clock.ends[1] == now or transfers.ends[1] == now
+        return fleet.clock.ends[1] == now
 
-        Returns DONE, PAUSED, LOG_FULL, FOREST_FULL or an error code; call it again unless
-        that is DONE or an error.
-        """
-        c = clock.state
-        n = np.int64(len(requests.state[0]))
-        for _ in range(c[SEGMENTS]):
-            code = settle_instant(ranks, workers, requests, pools, scratch, clock)
+    @inner
+    def actions_left(transfers):
+        """Actions that wait to be executed."""
+        if transfers is not None:
+            return transfers.state[ACTIONS]
+        return np.int64(0)
+
+    @inner
+    def count_round(transfers, fleet):
+        """Count a round for the workers that stand aside."""
+        if transfers is not None:
+            count_idle_steps(fleet)
+
+    @inner
+    def run_instant(fleet):
+        """Rounds of this instant, until nothing changes."""
+        c = fleet.clock.state
+        while True:
+            if c[DRIVING] == 0:
+                released = c[RELEASED_COUNT]
+                changed = anything_due(fleet.transfers, fleet)
+                code = complete_due(fleet)
+                if code != DONE:
+                    return code
+                changed |= actions_left(fleet.transfers) > 0
+                code = hand_over(fleet.transfers, fleet)
+                if code != DONE:
+                    return code
+                release_due(fleet)
+                changed |= c[RELEASED_COUNT] > released
+                count_round(fleet.transfers, fleet)
+                if c[READY_WORKERS] == 0 and actions_left(fleet.transfers) == 0:
+                    if changed:
+                        # The round in which the reference finds nothing to do.
+                        count_round(fleet.transfers, fleet)
+                    return DONE
+            # An entry that returned in the middle of the drives resumes them.
+            c[DRIVING] = 1
+            code = drive_ready(fleet)
             if code != DONE:
                 return code
-            following = clock.tree[1]
-            if c[MAX_IN_FLIGHT] == 0 and c[TAKEN] < n:
-                following = min(following, requests.time[RELEASED, c[TAKEN]])
-            if following == np.inf:
-                return DONE
-            if following > clock.time[HORIZON]:
-                return cut_at_horizon(ranks, workers, requests, pools, scratch, clock)
+            c[DRIVING] = 0
+            c[ROUND] += 1
+
+    # --- standstills ------------------------------------------------------------------------------
+    @inner
+    def fail_stuck(transfers, fleet):
+        """Nothing is due any more: fail the blocked head of the lowest rank, prefill before decode.
+        Whether there was one."""
+        if transfers is None:
+            return False
+        now = fleet.clock.time[NOW]
+        for r in range(len(fleet.ranks.fields)):
+            s = fleet.ranks.fields[r]
+            copy = first_waiting(fleet.requests, s, now)
+            pending = copy < 0
+            if pending:
+                copy = s[QUEUE_HEAD]
+            if copy < 0:
+                continue
+            worker = s[WORKER]
+            q = request_of(transfers, copy)
+            count_idle_time(fleet, worker, now)
+            if pending:
+                s[QUEUE_HEAD] = np.int64(fleet.requests.state[NEXT, copy])
+                s[REFUSED_VERSION] = NONE
+            else:
+                fail_waiting(fleet.requests, fleet.pools, s, copy, now)
+            fail(fleet, copy, s, worker, DEADLOCK)
+            if s[ROLE] == SOURCE and reserves_first:
+                act(transfers, CANCEL_DESTINATION, q)
+            elif pending:
+                cancel_or_forget(transfers, fleet, q)
+            else:
+                note_failed(fleet, q, copy)
+            wake(fleet.clock, worker)
+            s[CAPACITY_VERSION] += 1
+            if s[ROLE] == DESTINATION:
+                retry(transfers, fleet, np.int64(r))
+            return True
+        return False
+
+    # --- the outer loop ---------------------------------------------------------------------------
+    @inner
+    def end_at_horizon(fleet):
+        """Apply the passes of runs in flight that end by the horizon, and count what idle workers
+        keep until then. Returns DONE, or what has to grow first."""
+        workers = fleet.workers
+        for k in range(len(workers.state)):
+            worker = np.int64(k)
+            w = workers.state[worker]
+            if w[PENDING] != RUN:
+                continue
+            code = room_for(fleet, worker)
+            if code != DONE:
+                return code
+            drop_ahead(workers, worker, fleet.clock.time[HORIZON])
+            observe_ahead(
+                fleet.ranks,
+                workers,
+                fleet.requests,
+                fleet.pools,
+                fleet.scratch,
+                worker,
+                log_run,
+            )
+            passes = w[WALKED_PASSES]
+            if passes > 0:
+                count_idle_ranks(fleet, worker)
+                close_run(
+                    fleet.ranks,
+                    workers,
+                    fleet.requests,
+                    fleet.pools,
+                    fleet.scratch,
+                    worker,
+                    passes,
+                )
+                w[PENDING] = ONE_PASS  # the next one is under way
+        count_to_the_end(fleet, fleet.clock.time[NOW])
+        return DONE
+
+    @inner
+    def next_transfer(transfers):
+        """When the next transfer ends, or infinity."""
+        if transfers is not None:
+            return transfers.ends[1]
+        return np.inf
+
+    @inner
+    def next_instant(fleet):
+        """When something happens next. Nothing does where a run merely has to be walked on."""
+        clock = fleet.clock
+        other = min(next_transfer(fleet.transfers), next_time(fleet.arrivals))
+        latest = min(min(other, clock.time[NEXT_TICK]), clock.time[HORIZON])
+        while clock.ends[1] <= latest and clock.ends[1] < np.inf:
+            worker = first_leaf(clock.ends)
+            if not goes_on(fleet, worker):
+                break
+            walk_on(fleet, worker)
+        return min(clock.ends[1], other)
+
+    @inner
+    def run_clock(fleet):
+        """The outer loop: settle the present instant, then jump to the next one.
+
+        Returns DONE, PAUSED, TICKED, LOG_FULL, FOREST_FULL or an error code; call it again unless
+        that is DONE or an error.
+        """
+        clock = fleet.clock
+        for _ in range(clock.state[SEGMENTS]):
+            if clock.state[INSTANT_OVER] == 0:
+                code = run_instant(fleet)
+                if code != DONE:
+                    return code
+                clock.state[INSTANT_OVER] = 1
+            following = next_instant(fleet)
+            if following == np.inf and fail_stuck(fleet.transfers, fleet):
+                clock.state[INSTANT_OVER] = 0
+                continue
+            if following == np.inf or following > clock.time[HORIZON]:
+                return end_at_horizon(fleet)
+            if following > clock.time[NEXT_TICK]:
+                # The caller sets the next tick; nothing happens in between.
+                return TICKED
             clock.time[NOW] = following
-            c[ROUND] = 0
+            clock.state[ROUND] = 0
+            clock.state[INSTANT_OVER] = 0
         return PAUSED
 
-    return PoolKernels(advance_all, run_clock, complete_due, take_in, drive, cut_at_horizon)
+    return run_clock

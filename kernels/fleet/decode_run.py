@@ -1,11 +1,12 @@
-"""Stretches: pure decode passes that follow each other, walked as one.
+"""Decode runs: pure decode passes that follow each other, walked as one.
 
-The clock of a stretch is that of pass-by-pass stepping, addition for addition; what it does to
-blocks and requests is settled once, at its end, by the scheduler of the rank.
+The clock of a run is that of pass-by-pass stepping, addition for addition; what it does to blocks
+and requests is applied once, at its end, by the scheduler of the rank.
 
-`walk_stretch` walks a whole one. A stretch in flight that anything may cut short is walked chunk by
-chunk instead, as time goes by: `look_ahead` finds the ends of the next passes, and keeps them with
-the worker; `observe_ahead` records them once they have come.
+A worker that advances on its own walks a whole run at once: `walk_run`. On the fleet's clock a run
+in flight may be cut short by anything that concerns its worker, and is walked chunk by chunk as
+time goes by: `look_ahead` finds the ends of the next passes, and keeps them with the worker;
+`observe_ahead` records them once they have come.
 """
 
 from __future__ import annotations
@@ -20,8 +21,10 @@ from vecsim.kernels.state.layout import (
     BLOCK_SIZE,
     CHUNK,
     CLOCK,
+    DP_SIZE,
     DURATIONS,
     ENDS,
+    FIRST_RANK,
     FREE,
     FRONT,
     FRONT_CONTEXT,
@@ -36,14 +39,12 @@ from vecsim.kernels.state.layout import (
     PASS_END,
     PENDING_PASSES,
     TICK,
+    WAKE_AT,
     WALKED,
     WALKED_PASSES,
     WORKER_TIME,
 )
 from vecsim.kernels.timing.durations import decode_series
-
-LOOKS_AHEAD, OBSERVES = np.bool_(False), np.bool_(True)
-"""The last argument of `walk_stretch`; literals would compile it twice."""
 
 
 @inner
@@ -68,7 +69,7 @@ def passes_within(s, lists, blocks, passes):
 
 @inner
 def price_chunk(ranks, scratch, first, dp_size, done, count):
-    """Durations of up to `count` group passes after `done` ones of the stretch; returns how many,
+    """Durations of up to `count` group passes after `done` ones of the run; returns how many,
     fewer before a bad price."""
     chunk = scratch.chunk
     for k in range(count):
@@ -85,7 +86,7 @@ def price_chunk(ranks, scratch, first, dp_size, done, count):
 
 @inner
 def chunk_end(scratch, count, start, arrival, until):
-    """Add up the durations in order. Returns how many of the `count` passes belong to the stretch:
+    """Add up the durations in order. Returns how many of the `count` passes belong to the run:
     up to the first that ends at or after `arrival`, without those that end after `until`."""
     ends = scratch.chunk[ENDS]
     durations = scratch.chunk[DURATIONS]
@@ -104,8 +105,23 @@ def chunk_end(scratch, count, start, arrival, until):
 
 
 @inner
-def observe_chunk(ranks, times, requests, scratch, first, dp_size, done, count, start):
-    """Record `count` walked passes: gaps, second tokens, held blocks."""
+def log_passes(
+    events, log_run, ranks, requests, pools, scratch, first, dp_size, done, count, start
+):
+    """KV events of the passes of a chunk, rank by rank."""
+    if events is not None:
+        for r in range(first, first + dp_size):
+            s = ranks.fields[r]
+            if s[PARTICIPATES] != 0:
+                ends = scratch.chunk[ENDS]
+                log_run(requests, pools, s, ranks.lists, ends, done, count, start)
+
+
+@inner
+def observe_chunk(
+    ranks, times, requests, pools, scratch, first, dp_size, done, count, start, log_run
+):
+    """Record `count` walked passes: gaps, second tokens, held blocks, KV events."""
     ends = scratch.chunk[ENDS]
     gaps = scratch.chunk[GAPS]
     gaps[0] = ends[0] - start
@@ -139,19 +155,31 @@ def observe_chunk(ranks, times, requests, scratch, first, dp_size, done, count, 
         s[GROWN] += grown
     times[KV_BLOCK_MS] += held
     count_gaps(times, scratch, count, weight)
+    log_passes(
+        pools.events,
+        log_run,
+        ranks,
+        requests,
+        pools,
+        scratch,
+        first,
+        dp_size,
+        done,
+        count,
+        start,
+    )
 
 
 @inner
-def walk_stretch(
-    ranks, workers, requests, scratch, worker, dp_size, passes, arrival, until, observe
-):
-    """Walk up to `passes` steady passes from the clock; PASS_END is the end of the last one.
+def walk_run(ranks, workers, requests, pools, scratch, worker, passes, arrival, until, log_run):
+    """Walk and record up to `passes` steady passes from the clock; PASS_END is the end of the last.
 
     Returns the number of passes: fewer when one ends at or after `arrival` or would end after
-    `until`, or before a bad price; negative if the first has one. Records them only if `observe`.
+    `until`, or before a bad price; negative if the first has one.
     """
     times = workers.time[worker]
-    first = worker * dp_size
+    first = workers.state[worker, FIRST_RANK]
+    dp_size = workers.state[worker, DP_SIZE]
     end = times[CLOCK]
     done = np.int64(0)
     while done < passes:
@@ -163,8 +191,19 @@ def walk_stretch(
             break
         taken = chunk_end(scratch, count, end, arrival, until)
         if taken > 0:
-            if observe:
-                observe_chunk(ranks, times, requests, scratch, first, dp_size, done, taken, end)
+            observe_chunk(
+                ranks,
+                times,
+                requests,
+                pools,
+                scratch,
+                first,
+                dp_size,
+                done,
+                taken,
+                end,
+                log_run,
+            )
             end = scratch.chunk[ENDS, taken - 1]
             done += taken
         if taken < count or end >= arrival:
@@ -173,24 +212,27 @@ def walk_stretch(
     return done
 
 
+# --- on the fleet's clock -------------------------------------------------------------------------
 @inner
-def look_ahead(ranks, workers, scratch, worker, dp_size):
+def look_ahead(ranks, workers, scratch, worker):
     """Find the ends of the passes after those walked, one chunk at most; PASS_END is the last.
 
-    PENDING_PASSES becomes smaller before a bad price, and where time stands still at the end of the
-    chunk. Returns how many ends there are.
+    PENDING_PASSES becomes smaller where a pass ends at or after WAKE_AT, before a bad price, and
+    where time stands still at the end of the chunk. Returns how many ends there are.
     """
     w = workers.state[worker]
     times = workers.time[worker]
     end = times[WALKED]
     wanted = min(np.int64(CHUNK), w[PENDING_PASSES] - w[WALKED_PASSES])
-    count = price_chunk(ranks, scratch, worker * dp_size, dp_size, w[WALKED_PASSES], wanted)
+    priced = price_chunk(ranks, scratch, w[FIRST_RANK], w[DP_SIZE], w[WALKED_PASSES], wanted)
     before = end
-    for k in range(count):
+    count = np.int64(0)
+    while count < priced and (count == 0 or end < times[WAKE_AT]):
         before = end
-        end += scratch.chunk[DURATIONS, k]
-        times[WORKER_TIME + k] = end
-    if count < wanted or end == before:
+        end += scratch.chunk[DURATIONS, count]
+        times[WORKER_TIME + count] = end
+        count += 1
+    if count < wanted or end == before or end >= times[WAKE_AT]:
         w[PENDING_PASSES] = w[WALKED_PASSES] + count
     w[AHEAD] = count
     times[PASS_END] = end
@@ -199,31 +241,35 @@ def look_ahead(ranks, workers, scratch, worker, dp_size):
 
 @inner
 def is_last_ahead(w):
-    """Whether the stretch in flight is known to its end."""
+    """Whether the run in flight is known to its end."""
     return w[WALKED_PASSES] + w[AHEAD] == w[PENDING_PASSES]
 
 
 @inner
 def cut_ahead(workers, worker, due):
-    """Let the stretch in flight end with the first pass that ends at or after `due`, a time that
-    has not gone by."""
+    """Let the run in flight end with the first pass that ends at or after `due`, a time that has
+    not gone by; if that pass is not known yet, WAKE_AT remembers it."""
     w = workers.state[worker]
     times = workers.time[worker]
     if w[WALKED_PASSES] > 0 and times[WALKED] >= due:
         w[AHEAD] = 0
         times[PASS_END] = times[WALKED]
-    else:
-        k = np.int64(0)
-        while k < w[AHEAD] - 1 and times[WORKER_TIME + k] < due:
-            k += 1
-        w[AHEAD] = k + 1
-        times[PASS_END] = times[WORKER_TIME + k]
+        w[PENDING_PASSES] = w[WALKED_PASSES]
+        return
+    k = np.int64(0)
+    while k < w[AHEAD] and times[WORKER_TIME + k] < due:
+        k += 1
+    if k == w[AHEAD]:
+        times[WAKE_AT] = min(times[WAKE_AT], due)
+        return
+    w[AHEAD] = k + 1
+    times[PASS_END] = times[WORKER_TIME + k]
     w[PENDING_PASSES] = w[WALKED_PASSES] + w[AHEAD]
 
 
 @inner
 def drop_ahead(workers, worker, until):
-    """Forget the passes of the stretch in flight that end after `until`."""
+    """Forget the passes of the run in flight that end after `until`."""
     w = workers.state[worker]
     times = workers.time[worker]
     while w[AHEAD] > 0 and times[PASS_END] > until:
@@ -234,7 +280,7 @@ def drop_ahead(workers, worker, until):
 
 
 @inner
-def observe_ahead(ranks, workers, requests, scratch, worker, dp_size):
+def observe_ahead(ranks, workers, requests, pools, scratch, worker, log_run):
     """Record the passes whose ends are known: they are walked now."""
     w = workers.state[worker]
     times = workers.time[worker]
@@ -243,9 +289,19 @@ def observe_ahead(ranks, workers, requests, scratch, worker, dp_size):
         return
     for k in range(count):
         scratch.chunk[ENDS, k] = times[WORKER_TIME + k]
-    first = worker * dp_size
-    done = w[WALKED_PASSES]
-    observe_chunk(ranks, times, requests, scratch, first, dp_size, done, count, times[WALKED])
+    observe_chunk(
+        ranks,
+        times,
+        requests,
+        pools,
+        scratch,
+        w[FIRST_RANK],
+        w[DP_SIZE],
+        w[WALKED_PASSES],
+        count,
+        times[WALKED],
+        log_run,
+    )
     w[WALKED_PASSES] += count
     w[AHEAD] = 0
     times[WALKED] = times[PASS_END]

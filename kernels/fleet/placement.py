@@ -1,7 +1,5 @@
-"""How a placed request reaches its rank: through its worker's tokenizers, into the waiting queue.
-
-Round robin needs nothing but the order of arrival, so it is decided at lowering, before the clock
-starts (reference: runtimes, section 5.1).
+"""Where a request goes when it is released, and how it reaches its rank: through the tokenizers of
+its worker into the waiting queue.
 """
 
 from __future__ import annotations
@@ -9,9 +7,99 @@ from __future__ import annotations
 import numpy as np
 
 from vecsim.kernels.compile.jit import entry, inner
-from vecsim.kernels.state.layout import ARRIVAL, NEXT, NONE, QUEUE_HEAD, QUEUE_TAIL
+from vecsim.kernels.state.fleet import FIRST_WORKER, POOL_TURN, WORKER_COUNT
+from vecsim.kernels.state.layout import (
+    AGGREGATED,
+    ARRIVAL,
+    BLOCK_SIZE,
+    CAPACITY_TOKENS,
+    COMPLETED,
+    DP_SIZE,
+    FIRST_RANK,
+    GENERATED,
+    ISL,
+    KV_CAPACITY_EXHAUSTED,
+    LENGTH,
+    LIMIT,
+    MAX_MODEL_LEN,
+    NEXT,
+    NO_REASON,
+    NONE,
+    OWN_FROM,
+    OWN_ROWS,
+    QUEUE_HEAD,
+    QUEUE_TAIL,
+    REASON,
+    RESERVES_OUTPUT,
+    ROLE,
+    SHARED,
+    STATUS,
+    TURN,
+)
 
 
+# --- round robin ----------------------------------------------------------------------------------
+@inner
+def next_in_turn(fleet, pool, pin):
+    """Rank that round robin gives the next request of a pool.
+
+    An aggregated pool takes its workers in turn, and the ranks of a worker in turn unless the
+    request is pinned to one. Pools of a prefill/decode fleet take all ranks in turn, or the
+    workers, for the rank with the pinned number (reference: runtimes, sections 5.1 and 5.2).
+    """
+    own = fleet.clock.pools[pool]
+    turn = own[POOL_TURN]
+    w = fleet.workers.state[own[FIRST_WORKER]]
+    if fleet.ranks.fields[w[FIRST_RANK], ROLE] == AGGREGATED:
+        worker = own[FIRST_WORKER] + turn % own[WORKER_COUNT]
+        own[POOL_TURN] = turn + 1
+        w = fleet.workers.state[worker]
+        if pin < 0:
+            pin = w[TURN] % w[DP_SIZE]
+            w[TURN] = pin + 1
+        return w[FIRST_RANK] + pin
+    if pin >= 0:
+        turn %= own[WORKER_COUNT]
+        own[POOL_TURN] = turn + 1
+        return fleet.workers.state[own[FIRST_WORKER] + turn, FIRST_RANK] + pin
+    turn %= own[WORKER_COUNT] * w[DP_SIZE]
+    own[POOL_TURN] = turn + 1
+    return w[FIRST_RANK] + turn
+
+
+# --- prompts that grow ----------------------------------------------------------------------------
+@inner
+def grow_prompt(requests, s, q, answered):
+    """Put the conversation so far in front of a later turn; turns follow each other in the columns.
+    A turn that produced less than planned leaves the path that was known ahead.
+
+    `answered` is the copy of the turn before that holds what was produced.
+    """
+    state = requests.state
+    before = q - 1
+    said = np.int64(state[ISL, answered]) + state[GENERATED, answered]
+    prompt = said + state[ISL, q]
+    state[ISL, q] = prompt
+    known = min(np.int64(state[SHARED, q]), np.int64(state[OWN_FROM, before]))
+    if state[STATUS, answered] != COMPLETED or state[REASON, answered] != NO_REASON:
+        known = min(known, said // s[BLOCK_SIZE])
+    state[SHARED, q] = known
+    # Rows that are known ahead (SGLang's pages) begin with the first block of the family.
+    state[OWN_ROWS, q] += known - state[OWN_FROM, q]
+    state[OWN_FROM, q] = known
+    limit = np.int64(state[LIMIT, q])
+    room = max(s[MAX_MODEL_LEN] - prompt, np.int64(0))
+    if room < limit:
+        limit = room
+        state[REASON, q] = LENGTH
+    room = s[CAPACITY_TOKENS] - prompt
+    if s[RESERVES_OUTPUT] != 0 and room > 0 and room < limit:
+        limit = room
+        state[REASON, q] = KV_CAPACITY_EXHAUSTED
+    state[LIMIT, q] = limit
+
+
+# --- tokenization and the queue -------------------------------------------------------------------
 @inner
 def tokenized_at(servers, base_ms, per_token_ms, prompt, now):
     """When a prompt that comes `now` leaves the tokenizers of its worker: first come, first served.

@@ -1,4 +1,4 @@
-"""The list of workers that a clock has to drive at the present instant, ascending."""
+"""The ready set: workers that the clock has to drive at the present instant, ascending."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from vecsim.kernels.compile.jit import inner
 
 
 @inner
-def enter_awake(awake, counters, count, worker):
-    """Enter a worker, once. `awake` int64 [workers]; `counters[count]` of them are in use."""
+def enter_ready(ready, counters, count, worker):
+    """Enter a worker, once. `ready` int64 [workers]; `counters[count]` of them are in use."""
     at = counters[count]
-    while at > 0 and awake[at - 1] > worker:
+    while at > 0 and ready[at - 1] > worker:
         at -= 1
-    if at > 0 and awake[at - 1] == worker:
+    if at > 0 and ready[at - 1] == worker:
         return
     for i in range(counters[count] - at):
         position = counters[count] - i
-        awake[position] = awake[position - 1]
-    awake[at] = worker
+        ready[position] = ready[position - 1]
+    ready[at] = worker
     counters[count] += 1
 
 
 @inner
-def drop_driven(awake, counters, count, driven):
+def drop_driven(ready, counters, count, driven):
     """Take the first `driven` workers off: they are not to be driven again on re-entry."""
     for i in range(driven, counters[count]):
-        awake[i - driven] = awake[i]
+        ready[i - driven] = ready[i]
     counters[count] -= np.int64(driven)

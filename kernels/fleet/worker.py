@@ -1,10 +1,9 @@
-"""One logical worker: its attention-DP ranks, the group barrier, fused stretches, advance.
+"""One logical worker: its attention-DP ranks, the group barrier, decode runs, advance.
 
 All ranks with work start a pass together and end together, at the latest rank's end (reference:
-runtimes, section 4). When every one of them is *steady* (its running requests all decode in step,
-and nobody can be admitted), the following passes differ only in their durations: they are walked as
-one *stretch*, whose clock is that of pass-by-pass stepping, addition for addition, and whose
-effects on blocks and requests are settled once, at its end.
+runtimes, section 4). When every one of them is *steady* (its running requests all decode in lock
+step, and nobody can be admitted), the following passes differ only in their durations: they are
+walked as one *decode run*, whose effects on blocks and requests are applied once, at its end.
 
 What depends on the backend is a `Scheduler`; `bind` compiles the worker around one.
 """
@@ -17,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from vecsim.kernels.compile.jit import inner
-from vecsim.kernels.fleet.decode_run import walk_stretch
+from vecsim.kernels.sched.interface import Scheduler
 from vecsim.kernels.state.layout import (
     ARRIVAL,
     BAD_PRICE,
@@ -25,6 +24,8 @@ from vecsim.kernels.state.layout import (
     BUSY_MS,
     CLOCK,
     DONE,
+    DP_SIZE,
+    FIRST_RANK,
     FOREST_FULL,
     FREE,
     FRONT,
@@ -40,7 +41,6 @@ from vecsim.kernels.state.layout import (
     PARTICIPATES,
     PASS_END,
     PASSES,
-    PAUSED,
     PENDING,
     PENDING_PASSES,
     PREEMPTED_ANY,
@@ -49,6 +49,7 @@ from vecsim.kernels.state.layout import (
     PREFILL_TOKENS,
     QUEUE_HEAD,
     REJECTED_HEAD,
+    RUN,
     RUNNING,
     SEGMENT_BLOCKS,
     SEGMENT_END,
@@ -62,7 +63,6 @@ from vecsim.kernels.state.layout import (
     SEGMENT_RUNNING,
     SEGMENT_START,
     SETTLED,
-    STRETCH,
     TERMINALS,
     TICK,
     TICKS_EXHAUSTED,
@@ -79,60 +79,19 @@ LAST_TICK = np.int64(1 << 30)
 """Ticks are kept in 32 bits, and a request adds up to 2**30 tokens to one."""
 
 
-class Scheduler(NamedTuple):
-    """The inner kernels of one family of backends that a worker calls.
-
-    `s` is a rank's row, `f` its factors, `w` the worker's row.
-
-    Attributes:
-        has_work: (requests, s, now): whether a pass starting now has anybody to look at.
-        notices: (requests, s, now): whether an arrival now would change what follows.
-        steady_passes: (requests, pools, w, s, f, lists, now): pure decode passes that the rank's
-            front can make as a stretch; 0 when it is not steady.
-        defers: (requests, w, s, f, lists, now, dp_size): whether the pass about to start puts off
-            prefills.
-        schedule: (requests, pools, scratch, w, s, f, lists, now, defer): step 1 of a pass.
-        price: (requests, s, f, lists, start): its end, negative for a bad price.
-        tokens_to_emit: (requests, s, lists): tokens that come out of it.
-        apply: (requests, pools, times, scratch, w, s, f, lists, start, end): step 4; returns held
-            blocks x ms.
-        settle_stretch: (requests, pools, w, s, f, lists, passes, start, end).
-        close_group: (ranks, requests, w, first rank, dp_size, passes, start, end): what the ranks
-            count together.
-        room: (ranks, pools, first rank, dp_size): whether the pools have room for a pass.
-        forget: (ranks, pools): a worker that advanced on its own is done.
-    """
-
-    has_work: Callable
-    notices: Callable
-    steady_passes: Callable
-    defers: Callable
-    schedule: Callable
-    price: Callable
-    tokens_to_emit: Callable
-    apply: Callable
-    settle_stretch: Callable
-    close_group: Callable
-    room: Callable
-    forget: Callable
-
-
 class WorkerKernels(NamedTuple):
     """The inner kernels of a worker, bound to a scheduler."""
 
-    notices: Callable
-    forget: Callable
     room_for_a_pass: Callable
     first_watched_arrival: Callable
     open_pass: Callable
     close_pass: Callable
-    close_stretch: Callable
-    advance: Callable
+    close_run: Callable
 
 
 @inner
 def log_segment(scratch, w, s, rank, times, passes, output, prefill, held):
-    """Write what one rank did in a pass or stretch that is about to be closed, or kept in no pass
+    """Write what one rank did in a pass or run that is about to be closed, or kept in no pass
     at all."""
     line = scratch.log_length[1]
     segments = scratch.segments
@@ -151,7 +110,7 @@ def log_segment(scratch, w, s, rank, times, passes, output, prefill, held):
 
 
 @inner
-def log_has_room(ranks, scratch, worker, dp_size):
+def log_has_room(ranks, scratch, w):
     """Whether every preempted request of the worker could be readmitted without filling the log,
     and every rank could log what it does until somebody asks again."""
     if len(scratch.segments[0]) > 0:
@@ -159,16 +118,16 @@ def log_has_room(ranks, scratch, worker, dp_size):
         if lines_left < LINES_A_RANK * np.int64(len(ranks.fields)):
             return False
     room = np.int64(len(scratch.log[0])) - scratch.log_length[0]
-    for r in range(worker * dp_size, (worker + 1) * dp_size):
+    for r in range(w[FIRST_RANK], w[FIRST_RANK] + w[DP_SIZE]):
         room -= ranks.fields[r, PREEMPTED_COUNT]
     return room >= 0
 
 
 @inner
-def earliest_arrival(ranks, requests, worker, dp_size):
+def earliest_arrival(ranks, requests, w):
     """Arrival of the first request in the queues of an idle worker, or infinity."""
     earliest = np.inf
-    for r in range(worker * dp_size, (worker + 1) * dp_size):
+    for r in range(w[FIRST_RANK], w[FIRST_RANK] + w[DP_SIZE]):
         q = ranks.fields[r, QUEUE_HEAD]
         if q >= 0:
             earliest = min(earliest, requests.time[ARRIVAL, q])
@@ -176,9 +135,9 @@ def earliest_arrival(ranks, requests, worker, dp_size):
 
 
 @inner
-def jump_to_arrival(ranks, workers, requests, worker, dp_size, until):
+def jump_to_arrival(ranks, workers, requests, worker, until):
     """Move an idle worker's clock to its next arrival; False when none is due by `until`."""
-    earliest = earliest_arrival(ranks, requests, worker, dp_size)
+    earliest = earliest_arrival(ranks, requests, workers.state[worker])
     if earliest == np.inf or earliest > until:
         return False
     workers.time[worker, CLOCK] = earliest
@@ -189,25 +148,27 @@ def bind(scheduler: Scheduler) -> WorkerKernels:
     """The worker's kernels for one family of backends."""
     has_work, notices, steady_passes, defers = scheduler[:4]
     schedule, price, tokens_to_emit, apply = scheduler[4:8]
-    settle_stretch, close_group, room, forget = scheduler[8:]
+    apply_run, close_group, room = scheduler.apply_run, scheduler.close_group, scheduler.room
 
     @inner
-    def room_for_a_pass(ranks, pools, scratch, worker, dp_size):
+    def room_for_a_pass(ranks, workers, pools, scratch, worker):
         """DONE, or what has to grow before the worker may start its next pass."""
-        if not log_has_room(ranks, scratch, worker, dp_size):
+        w = workers.state[worker]
+        if not log_has_room(ranks, scratch, w):
             return LOG_FULL
-        if not room(ranks, pools, worker * dp_size, dp_size):
+        if not room(ranks, pools, w[FIRST_RANK], w[DP_SIZE]):
             return FOREST_FULL
         return DONE
 
     @inner
-    def open_pass(ranks, workers, requests, pools, scratch, worker, dp_size):
+    def open_pass(ranks, workers, requests, pools, scratch, worker):
         """Start what the worker does next at its clock: nothing, one pass (scheduled and priced),
-        or a stretch of PENDING_PASSES passes at most (still to be walked). Returns DONE or
+        or a run of PENDING_PASSES passes at most (still to be walked). Returns DONE or
         BAD_PRICE."""
         w = workers.state[worker]
         now = workers.time[worker, CLOCK]
-        first = worker * dp_size
+        first = w[FIRST_RANK]
+        dp_size = w[DP_SIZE]
         passes = UNLIMITED
         working = np.int64(0)
         for r in range(first, first + dp_size):
@@ -223,7 +184,7 @@ def bind(scheduler: Scheduler) -> WorkerKernels:
         if working == 0:
             return DONE
         if passes > 0:
-            w[PENDING] = STRETCH
+            w[PENDING] = RUN
             w[PENDING_PASSES] = passes
             return DONE
         end = now
@@ -245,11 +206,12 @@ def bind(scheduler: Scheduler) -> WorkerKernels:
         return DONE
 
     @inner
-    def first_watched_arrival(ranks, workers, requests, worker, dp_size):
-        """Earliest arrival that ends a stretch of this worker, or infinity."""
+    def first_watched_arrival(ranks, workers, requests, worker):
+        """Earliest arrival that ends a run of this worker, or infinity."""
+        w = workers.state[worker]
         now = workers.time[worker, CLOCK]
         earliest = np.inf
-        for r in range(worker * dp_size, (worker + 1) * dp_size):
+        for r in range(w[FIRST_RANK], w[FIRST_RANK] + w[DP_SIZE]):
             s = ranks.fields[r]
             q = s[QUEUE_HEAD]
             if q >= 0 and notices(requests, s, now):
@@ -257,8 +219,8 @@ def bind(scheduler: Scheduler) -> WorkerKernels:
         return earliest
 
     @inner
-    def close(ranks, workers, requests, worker, dp_size, passes):
-        """Bookkeeping of a finished pass or stretch; the clock moves to its end."""
+    def close(ranks, workers, requests, worker, passes):
+        """Bookkeeping of a finished pass or run; the clock moves to its end."""
         w = workers.state[worker]
         times = workers.time[worker]
         start = times[CLOCK]
@@ -267,10 +229,10 @@ def bind(scheduler: Scheduler) -> WorkerKernels:
         times[CLOCK] = end
         w[PASSES] += passes
         w[PENDING] = NO_PASS
-        close_group(ranks, requests, w, worker * dp_size, dp_size, passes, start, end)
+        close_group(ranks, requests, w, w[FIRST_RANK], w[DP_SIZE], passes, start, end)
 
     @inner
-    def close_pass(ranks, workers, requests, pools, scratch, worker, dp_size):
+    def close_pass(ranks, workers, requests, pools, scratch, worker):
         """Apply the pass in flight on every rank. Returns DONE, NO_MOVE or TICKS_EXHAUSTED."""
         w = workers.state[worker]
         times = workers.time[worker]
@@ -279,7 +241,7 @@ def bind(scheduler: Scheduler) -> WorkerKernels:
         strained = False
         worked = False
         exhausted = False
-        for r in range(worker * dp_size, (worker + 1) * dp_size):
+        for r in range(w[FIRST_RANK], w[FIRST_RANK] + w[DP_SIZE]):
             s = ranks.fields[r]
             if s[PARTICIPATES] == 0:
                 continue
@@ -305,88 +267,34 @@ def bind(scheduler: Scheduler) -> WorkerKernels:
             )
             moved |= s[FRONT] > 0
             exhausted |= s[TICK] > LAST_TICK or s[TREE_CLOCK] > LAST_TICK
-        close(ranks, workers, requests, worker, dp_size, np.int64(1))
+        close(ranks, workers, requests, worker, np.int64(1))
         if moved or w[TERMINALS] > before:
             w[FRUITLESS] = 0
         elif strained or not worked:
             w[FRUITLESS] += 1
-        if w[FRUITLESS] > FRUITLESS_LIMIT * dp_size:
+        if w[FRUITLESS] > FRUITLESS_LIMIT * w[DP_SIZE]:
             return NO_MOVE
         return TICKS_EXHAUSTED if exhausted else DONE
 
     @inner
-    def close_stretch(ranks, workers, requests, pools, scratch, worker, dp_size, passes):
-        """Settle a stretch of `passes` walked passes that ends at PASS_END."""
+    def close_run(ranks, workers, requests, pools, scratch, worker, passes):
+        """Apply a decode run of `passes` walked passes that ends at PASS_END."""
         w = workers.state[worker]
         times = workers.time[worker]
         start = times[CLOCK]
         end = times[PASS_END]
         exhausted = False
-        for r in range(worker * dp_size, (worker + 1) * dp_size):
+        for r in range(w[FIRST_RANK], w[FIRST_RANK] + w[DP_SIZE]):
             s = ranks.fields[r]
             if s[PARTICIPATES] == 0:
                 continue
             if len(scratch.segments[0]) > 0:
                 log_segment(scratch, w, s, r, times, passes, s[FRONT] * passes, np.int64(0), 0.0)
             f = ranks.factors[r]
-            settle_stretch(requests, pools, w, s, f, ranks.lists, passes, start, end)
+            apply_run(requests, pools, w, s, f, ranks.lists, passes, start, end)
             exhausted |= s[TICK] > LAST_TICK or s[TREE_CLOCK] > LAST_TICK
-        close(ranks, workers, requests, worker, dp_size, passes)
+        close(ranks, workers, requests, worker, passes)
         w[FRUITLESS] = 0
         return TICKS_EXHAUSTED if exhausted else DONE
 
-    @inner
-    def advance(ranks, workers, requests, pools, scratch, worker, dp_size, until, segments):
-        """Run every pass of the worker that ends at or before `until`, at most `segments` passes
-        and stretches. Returns DONE, PAUSED (segments used up), LOG_FULL, FOREST_FULL or an error;
-        all but errors can be continued by calling again."""
-        w = workers.state[worker]
-        for _ in range(segments):
-            code = room_for_a_pass(ranks, pools, scratch, worker, dp_size)
-            if code != DONE:
-                return code
-            code = open_pass(ranks, workers, requests, pools, scratch, worker, dp_size)
-            if code != DONE:
-                return code
-            if w[PENDING] == NO_PASS:
-                if not jump_to_arrival(ranks, workers, requests, worker, dp_size, until):
-                    return DONE
-            elif w[PENDING] == STRETCH:
-                arrival = first_watched_arrival(ranks, workers, requests, worker, dp_size)
-                passes = walk_stretch(
-                    ranks,
-                    workers,
-                    requests,
-                    scratch,
-                    worker,
-                    dp_size,
-                    w[PENDING_PASSES],
-                    arrival,
-                    until,
-                    True,
-                )
-                if passes < 0:
-                    return BAD_PRICE
-                if passes == 0:
-                    return DONE
-                code = close_stretch(
-                    ranks, workers, requests, pools, scratch, worker, dp_size, passes
-                )
-            else:
-                if workers.time[worker, PASS_END] > until:
-                    return DONE
-                code = close_pass(ranks, workers, requests, pools, scratch, worker, dp_size)
-            if code != DONE:
-                return code
-        return PAUSED
-
-    return WorkerKernels(
-        notices,
-        forget,
-        room_for_a_pass,
-        first_watched_arrival,
-        open_pass,
-        close_pass,
-        close_stretch,
-        advance,
-    )
+    return WorkerKernels(room_for_a_pass, first_watched_arrival, open_pass, close_pass, close_run)

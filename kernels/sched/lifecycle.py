@@ -10,15 +10,20 @@ from vecsim.kernels.state.layout import (
     ADMISSIONS,
     COMPLETED,
     COUNTED,
+    ENDED,
     FIRST_ADMIT,
+    FIRST_OUTPUT,
     FIRST_REUSED,
     FIRST_TOKEN,
     FRONT,
     FRONT_JOINED,
+    FRUITLESS,
     GENERATED,
-    LAST_ENDED,
+    HELD,
+    HELD_OUTPUT,
     LAST_TOKEN,
     NEXT,
+    NEXT_SIGNAL,
     NONE,
     PREEMPTED_ANY,
     PREFILL_ISL,
@@ -28,11 +33,15 @@ from vecsim.kernels.state.layout import (
     REASON,
     REJECTED,
     REJECTED_HEAD,
+    REJECTED_TAIL,
     REUSED,
     RUN_OFFSET,
     RUNNING,
     SECOND_TOKEN,
     SETTLED,
+    SIGNAL_HEAD,
+    SIGNAL_TAIL,
+    SIGNALS,
     STATUS,
     TERMINAL,
     TERMINALS,
@@ -68,13 +77,14 @@ def mark_second_tokens(requests, s, lists, end):
 
 
 @inner
-def emit_token(requests, times, scratch, q, end):
+def emit_token(requests, times, scratch, s, q, end):
     """An explicit request produces one token at `end`."""
     state = requests.state
     time = requests.time
     generated = state[GENERATED, q]
     if generated == 0:
         time[FIRST_TOKEN, q] = end
+        signal(requests, s, q, FIRST_OUTPUT)
     else:
         count_gap(times, scratch, end - time[LAST_TOKEN, q], np.int64(state[COUNTED, q]))
         if generated == 1:
@@ -98,20 +108,56 @@ def begin_pass(s):
     s[PREFILL_TOKENS] = 0
 
 
+# --- signals --------------------------------------------------------------------------------------
 @inner
-def end_request(requests, w, q, status, now):
+def signal(requests, s, q, what):
+    """Put what became of a request on the list of its rank, for those who look after the pass."""
+    state = requests.state
+    if state[SIGNALS, q] == 0:
+        state[NEXT_SIGNAL, q] = NONE
+        if s[SIGNAL_HEAD] < 0:
+            s[SIGNAL_HEAD] = q
+        else:
+            state[NEXT_SIGNAL, s[SIGNAL_TAIL]] = q
+        s[SIGNAL_TAIL] = q
+    state[SIGNALS, q] |= np.int32(what)
+
+
+@inner
+def take_signal(requests, s):
+    """Take the first request off the list of signals: (request or NONE, bits of SIGNALS)."""
+    q = s[SIGNAL_HEAD]
+    if q < 0:
+        return q, np.int64(0)
+    state = requests.state
+    what = np.int64(state[SIGNALS, q])
+    s[SIGNAL_HEAD] = np.int64(state[NEXT_SIGNAL, q])
+    state[SIGNALS, q] = 0
+    return q, what
+
+
+# --- ends -----------------------------------------------------------------------------------------
+@inner
+def end_request(requests, w, s, q, status, now):
     """A request, in no list any more, ends `now`."""
     requests.state[STATUS, q] = status
     requests.time[TERMINAL, q] = now
-    requests.state[NEXT, q] = w[LAST_ENDED]
-    w[LAST_ENDED] = q
+    signal(requests, s, q, ENDED)
     w[TERMINALS] += 1
 
 
 @inner
-def complete(requests, w, q, end):
+def complete(requests, w, s, q, end):
     """A request has produced all it may."""
-    end_request(requests, w, q, COMPLETED, end)
+    end_request(requests, w, s, q, COMPLETED, end)
+
+
+@inner
+def hold(requests, w, s, q):
+    """A prefill rank has the hidden token of a request: it keeps the blocks for the transfer."""
+    w[FRUITLESS] = 0
+    s[HELD] += 1
+    signal(requests, s, q, HELD_OUTPUT)
 
 
 @inner
@@ -120,15 +166,19 @@ def settle(requests, w, s, q, status, reason, now):
     let the rank go on."""
     requests.state[REASON, q] = reason
     s[SETTLED] += 1
-    end_request(requests, w, q, status, now)
+    end_request(requests, w, s, q, status, now)
 
 
 @inner
 def reject(requests, s, q, reason):
     """Note a request, which has left its queue, for rejection at the end of the pass."""
     requests.state[REASON, q] = reason
-    requests.state[NEXT, q] = s[REJECTED_HEAD]
-    s[REJECTED_HEAD] = q
+    requests.state[NEXT, q] = NONE
+    if s[REJECTED_HEAD] < 0:
+        s[REJECTED_HEAD] = q
+    else:
+        requests.state[NEXT, s[REJECTED_TAIL]] = q
+    s[REJECTED_TAIL] = q
 
 
 @inner
@@ -137,6 +187,6 @@ def end_rejected(requests, w, s, end):
     q = s[REJECTED_HEAD]
     while q >= 0:
         following = np.int64(requests.state[NEXT, q])
-        end_request(requests, w, q, REJECTED, end)
+        end_request(requests, w, s, q, REJECTED, end)
         q = following
     s[REJECTED_HEAD] = NONE

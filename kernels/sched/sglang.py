@@ -3,14 +3,22 @@
 A pass either prefills a batch from the waiting queue, while running requests stand still, or
 decodes one token for every running request. `schedule` decides and does all that concerns KV pages;
 `apply` makes tokens and completions visible at the end of the pass. Running requests that have a
-token form the front (see front.py), whose ticks count the rank's decode passes. (Reference: SGLang
-backend, sections on passes, decode steps and new_token_ratio.)
+token form the front (see decode_batch.py), whose ticks count the rank's decode passes. (Reference:
+SGLang backend, sections on passes, decode steps and new_token_ratio.)
+
+The ROLE of a rank adds small rules. A prefill rank (SOURCE) produces one hidden token of a request
+and keeps its pages until they are released. On a decode rank (DESTINATION) activated requests run
+before anything that the rank would have to prefill itself, and while any of them, or anybody who
+waits for pages, is there nothing is prefilled (sglang_transfer.py; reference: runtimes, section 7;
+SGLang backend, A11).
 """
 
 from __future__ import annotations
 
 import numpy as np
 
+from vecsim.kernels.cache.page_events import count_pass, report_after_pass
+from vecsim.kernels.cache.radix_tree import evict
 from vecsim.kernels.compile.jit import inner
 from vecsim.kernels.fleet.itl_histogram import count_gap
 from vecsim.kernels.sched.decode_batch import (
@@ -21,9 +29,10 @@ from vecsim.kernels.sched.decode_batch import (
     known_tokens,
     leave_front,
 )
-from vecsim.kernels.sched.lifecycle import begin_pass, emit_token, end_rejected
+from vecsim.kernels.sched.lifecycle import begin_pass, emit_token, end_rejected, log_admission
 from vecsim.kernels.sched.sglang_batch import form_batch
 from vecsim.kernels.sched.sglang_pages import (
+    cache_activated,
     cache_computed,
     end_settled,
     finish,
@@ -40,13 +49,20 @@ from vecsim.kernels.sched.sglang_queue import (
     take_arrivals,
 )
 from vecsim.kernels.state.layout import (
+    ACTIVATED_HEAD,
+    AGGREGATED,
     BATCHED,
     BLOCK_SIZE,
     BLOCKED,
     BUDGET,
+    CAPACITY_VERSION,
     COMMITTED_PREFILL,
     COMPUTED,
     COUNTED,
+    DESTINATION,
+    EFFECT,
+    ENDING_HEAD,
+    ENDING_TAIL,
     FAILED,
     FINISH,
     FITS,
@@ -65,6 +81,7 @@ from vecsim.kernels.state.layout import (
     LAST_EMIT,
     LAST_TOKEN,
     LIMIT,
+    MAX_NUM_SEQS,
     NEW_FROM,
     NEW_TOKEN_RATIO,
     NEXT,
@@ -78,20 +95,25 @@ from vecsim.kernels.state.layout import (
     PREEMPTED_COUNT,
     PREEMPTIONS,
     PREFILL_ISL,
+    PREFILL_LEFT,
     PREFILL_PREFIX,
     PREFILL_TOKENS,
     PREFILLS,
     PREFIX_CACHING,
+    PROMISED,
     RATIO_MIN,
     RATIO_STEP,
     READY_HEAD,
+    REJECTED_HEAD,
     REQUEUED,
     RETIRED,
+    ROLE,
     RUN_OFFSET,
     RUNNING,
     SCHEDULE_POLICY,
     SECOND_TOKEN,
     SETTLED,
+    SOURCE,
     STATUS,
     TICK,
     TOKEN_BUDGET,
@@ -128,7 +150,7 @@ def cache_prompts(requests, pools, s, lists, first, last, ending):
 
 
 @inner
-def start_prefill(requests, pools, s, lists, evict):
+def start_prefill(requests, pools, s, lists):
     """Unfinished prompts go back to the queue, finished ones join the running list; room is made
     for the first tokens of those that need more than one. Pages that the batch computed twice are
     free before room is checked, but too late to avoid an eviction."""
@@ -194,7 +216,7 @@ def sort_running(requests, s, lists):
 
 
 @inner
-def retract(requests, pools, s, lists, need, evict):
+def retract(requests, pools, s, lists, need):
     """Retract the last running requests until the others can grow. Returns the pages they need.
 
     Expects all running requests to be explicit. The retracted ones go to the back of the queue."""
@@ -254,14 +276,16 @@ def free_a_holder(requests, pools, w, s, now):
 
 @inner
 def settle_runner(requests, pools, w, s, f, lists, need, now):
-    """The last running request cannot grow: it outgrew the pool, or others hold its pages. Whether
-    it can now."""
+    """The last running request cannot grow: it outgrew the pool, or others hold its pages; those of
+    a decode rank may give them back. Whether it can now."""
     q = np.int64(lists[s[RUN_OFFSET]])
     dissolve_front(requests, s, f, lists)
     if pages_of(s, known_tokens(requests, q) + 1) > s[NUM_BLOCKS]:
         s[RUNNING] = 0
         end_settled(requests, pools, w, s, q, KV_CAPACITY_EXHAUSTED, now)
         requests.state[STATUS, q] = FAILED
+        return False
+    if s[PROMISED] > 0 or s[ACTIVATED_HEAD] >= 0 or s[ENDING_HEAD] >= 0:
         return False
     while s[FREE] + s[IDLE] < need:
         if not free_a_holder(requests, pools, w, s, now):
@@ -270,15 +294,40 @@ def settle_runner(requests, pools, w, s, f, lists, need, now):
 
 
 @inner
-def start_decode(requests, pools, w, s, f, lists, now, evict):
+def leave_without_token(requests, s, lists):
+    """Running requests with nothing to produce end with this pass, and take no part in it."""
+    state = requests.state
+    start = s[RUN_OFFSET]
+    kept = s[FRONT]
+    for i in range(s[FRONT], s[RUNNING]):
+        q = np.int64(lists[start + i])
+        if state[LIMIT, q] == state[GENERATED, q]:
+            state[NEXT, q] = NONE
+            if s[ENDING_HEAD] < 0:
+                s[ENDING_HEAD] = q
+            else:
+                state[NEXT, s[ENDING_TAIL]] = q
+            s[ENDING_TAIL] = q
+            continue
+        lists[start + kept] = q
+        kept += 1
+    s[RUNNING] = kept
+
+
+@inner
+def start_decode(requests, pools, w, s, f, lists, now):
     """Make room for one more token of every running request."""
+    if s[ROLE] == DESTINATION:
+        leave_without_token(requests, s, lists)
     need = decode_growth(requests, s, lists)
     if s[FREE] + s[IDLE] < need and s[RUNNING] > 1:
         dissolve_front(requests, s, f, lists)
-        need = retract(requests, pools, s, lists, need, evict)
+        need = retract(requests, pools, s, lists, need)
         f[NEW_TOKEN_RATIO] = estimated_ratio(requests, s, lists)
     if need <= s[FREE] + s[IDLE] or settle_runner(requests, pools, w, s, f, lists, need, now):
-        take_pages(requests, pools, s, need, evict)
+        take_pages(requests, pools, s, need)
+    else:
+        s[BLOCKED] = np.int64(s[RUNNING] > 0)
 
 
 @inner
@@ -301,22 +350,68 @@ def decay_ratio(f, passes):
 
 
 @inner
-def schedule(requests, pools, scratch, w, s, f, lists, now, defer, evict):
+def admit_activated(requests, pools, scratch, s, lists, now):
+    """Activated requests run, first come, first served, while there are slots. Their prompts can be
+    found from now on; pages that are there twice may make room for others."""
+    while s[ACTIVATED_HEAD] >= 0 and s[RUNNING] < s[MAX_NUM_SEQS]:
+        q = s[ACTIVATED_HEAD]
+        s[ACTIVATED_HEAD] = np.int64(requests.state[NEXT, q])
+        lists[s[RUN_OFFSET] + s[RUNNING]] = q
+        s[RUNNING] += 1
+        log_admission(requests, scratch, q, now, np.int64(0))
+        cache_activated(requests, pools, s, q)
+        s[CAPACITY_VERSION] += 1
+
+
+@inner
+def retire_rejected(forecast, requests, s):
+    """Belady's forecast: the requests rejected in this pass are no future use any more, after it
+    has made its room (found by comparison with the reference)."""
+    if forecast is not None:
+        q = s[REJECTED_HEAD]
+        while q >= 0:
+            requests.state[RETIRED, q] = 1
+            q = np.int64(requests.state[NEXT, q])
+
+
+@inner
+def note_effect(s, admitted, counting):
+    """What a scheduled pass of a prefill or decode rank means to handoffs: whether anything comes
+    of it (activated requests were admitted, prefills are put off), and whether it may be easier to
+    reserve pages."""
+    if s[ROLE] == DESTINATION:
+        s[CAPACITY_VERSION] += s[PREEMPTED_ANY] + s[SETTLED]
+        admitted |= s[ENDING_HEAD] >= 0
+    ran = s[BATCHED] > 0 or (s[RUNNING] > 0 and s[BLOCKED] == 0)
+    ended = s[SETTLED] > 0 or s[REJECTED_HEAD] >= 0 or s[PREEMPTED_ANY] != 0
+    s[EFFECT] = np.int64(ran or ended or admitted or counting)
+
+
+@inner
+def schedule(requests, pools, scratch, w, s, f, lists, now, defer):
     """Step 1 of a pass: form a prefill batch, or else decode; all effects on KV pages."""
     begin_pass(s)
     s[BATCHED] = 0
+    s[BLOCKED] = 0
+    counting = w[PREFILL_LEFT] > 0
+    running = s[RUNNING]
+    admit_activated(requests, pools, scratch, s, lists, now)
+    admitted = s[RUNNING] > running
     take_arrivals(requests, s, now)
     if s[SCHEDULE_POLICY] == POLICY_LPM and s[PREFIX_CACHING] != 0:
         sort_queue(requests, pools, s)
     if not defer:
-        form_batch(requests, pools, scratch, w, s, f, lists, now, evict)
+        form_batch(requests, pools, scratch, w, s, f, lists, now)
     if s[BATCHED] > 0:
-        start_prefill(requests, pools, s, lists, evict)
+        start_prefill(requests, pools, s, lists)
     else:
-        start_decode(requests, pools, w, s, f, lists, now, evict)
+        start_decode(requests, pools, w, s, f, lists, now)
         if s[PREEMPTED_ANY] == 0:
             decay_ratio(f, np.int64(1))
+    retire_rejected(pools.forecast, requests, s)
     s[BUDGET] = s[TOKEN_BUDGET] - s[PREFILL_TOKENS]
+    if s[ROLE] != AGGREGATED:
+        note_effect(s, admitted, counting)
 
 
 # --- price ----------------------------------------------------------------------------------------
@@ -338,7 +433,9 @@ def price(requests, s, f, lists, start):
 
 @inner
 def tokens_to_emit(requests, s, lists):
-    """Tokens that the pass in flight emits at its end."""
+    """Visible tokens that the pass in flight emits at its end."""
+    if s[ROLE] == SOURCE:
+        return np.int64(0)
     if s[BATCHED] == 0:
         return s[RUNNING] * decodes(s)
     tokens = np.int64(0)
@@ -369,7 +466,7 @@ def end_prefill(requests, pools, times, scratch, w, s, lists, end):
         last = state[LIMIT, q] - state[GENERATED, q] == 1
         emitted = last or s[FITS] != 0
         if emitted:
-            emit_token(requests, times, scratch, q, end)
+            emit_token(requests, times, scratch, s, q, end)
         if last:
             finish(requests, pools, w, s, q, end)
             continue
@@ -432,7 +529,7 @@ def end_decode(requests, pools, times, scratch, w, s, f, lists, end):
     for i in range(s[FRONT], s[RUNNING]):
         q = np.int64(lists[start + i])
         state[COMPUTED, q] += 1
-        emit_token(requests, times, scratch, q, end)
+        emit_token(requests, times, scratch, s, q, end)
         if state[GENERATED, q] == state[LIMIT, q]:
             finish(requests, pools, w, s, q, end)
             continue
@@ -443,13 +540,29 @@ def end_decode(requests, pools, times, scratch, w, s, f, lists, end):
 
 
 @inner
+def end_without_token(requests, pools, w, s, end):
+    """Complete the requests of a decode rank that took no part in the pass."""
+    q = s[ENDING_HEAD]
+    s[ENDING_HEAD] = NONE
+    while q >= 0:
+        following = np.int64(requests.state[NEXT, q])
+        finish(requests, pools, w, s, q, end)
+        q = following
+
+
+@inner
 def apply(requests, pools, times, scratch, w, s, f, lists, start, end):
-    """Step 4 of a pass: tokens, completions, rejections at its end. Returns held pages x ms."""
+    """Step 4 of a pass: tokens, completions, rejections at its end, and the report of KV events.
+    Returns held pages x ms."""
     held = np.float64(s[NUM_BLOCKS] - s[FREE] - s[IDLE]) * (end - start)
+    end_without_token(requests, pools, w, s, end)
+    is_decode = s[BATCHED] == 0 and decodes(s) != 0
+    due = count_pass(pools.events, s, is_decode)
     if s[BATCHED] > 0:
         end_prefill(requests, pools, times, scratch, w, s, lists, end)
-    elif decodes(s):
+    elif is_decode:
         end_decode(requests, pools, times, scratch, w, s, f, lists, end)
     end_rejected(requests, w, s, end)
     s[COMMITTED_PREFILL] += s[PREFILL_TOKENS]
+    report_after_pass(pools.events, s, due, end)
     return held

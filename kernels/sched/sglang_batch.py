@@ -16,6 +16,7 @@ from vecsim.kernels.sched.lifecycle import log_admission
 from vecsim.kernels.sched.sglang_pages import end_settled, pages_held, take_pages
 from vecsim.kernels.sched.sglang_queue import pages_of, remove_behind
 from vecsim.kernels.state.layout import (
+    ACTIVATED_HEAD,
     ADMISSIONS,
     BATCHED,
     CACHED_PAGES,
@@ -23,6 +24,7 @@ from vecsim.kernels.state.layout import (
     CHUNKED_PREFILL_SIZE,
     CLIP_MAX_NEW_TOKENS,
     COMPUTED,
+    DESTINATION,
     FINISH,
     FREE,
     FRONT,
@@ -46,8 +48,10 @@ from vecsim.kernels.state.layout import (
     PROMISED,
     PROMPT_EXCEEDS_KV_CAPACITY,
     PROMPT_EXCEEDS_TOKEN_BUDGET,
+    QUEUE_HEAD,
     READY_HEAD,
     REJECTED_HEAD,
+    ROLE,
     ROOT,
     RUN_OFFSET,
     RUNNING,
@@ -103,7 +107,7 @@ def chunk_tokens(s, left, chunk_left):
 
 
 @inner
-def allocate(requests, pools, s, q, start, end, evict):
+def allocate(requests, pools, s, q, start, end):
     """Give a waiting request pages for its tokens start..end. False changes nothing, but the
     cached prefix of a fresh request has been touched."""
     state = requests.state
@@ -122,7 +126,7 @@ def allocate(requests, pools, s, q, start, end, evict):
     if fresh:
         state[TREE_NODE, q] = node
         state[CACHED_PAGES, q] = held
-    take_pages(requests, pools, s, need, evict)
+    take_pages(requests, pools, s, need)
     return True
 
 
@@ -167,11 +171,17 @@ def enter_batch(requests, s, scratch, q, start, chunk, now):
 
 
 @inner
-def form_batch(requests, pools, scratch, w, s, f, lists, now, evict):
+def prefills_nothing(s):
+    """Whether a decode rank keeps its pages for those that come from prefill ranks."""
+    return s[ROLE] == DESTINATION and (s[ACTIVATED_HEAD] >= 0 or s[QUEUE_HEAD] >= 0)
+
+
+@inner
+def form_batch(requests, pools, scratch, w, s, f, lists, now):
     """Take requests off the queue, strictly in order, while budgets and memory allow. They stand
     behind the running ones in the running list, BATCHED of them."""
     state = requests.state
-    if s[READY_HEAD] < 0 or s[RUNNING] >= s[MAX_NUM_SEQS]:
+    if s[READY_HEAD] < 0 or s[RUNNING] >= s[MAX_NUM_SEQS] or prefills_nothing(s):
         return
     room = room_for_prompts(requests, s, f, lists)
     budget = s[TOKEN_BUDGET]
@@ -188,7 +198,7 @@ def form_batch(requests, pools, scratch, w, s, f, lists, now, evict):
             expected = reserved_output(requests, s, q, remaining)
         refused = chunk == 0 and left > 0
         refused |= np.float64(cost + expected) >= room or cost > budget or cost > chunk_left
-        if refused or not allocate(requests, pools, s, q, start, start + chunk, evict):
+        if refused or not allocate(requests, pools, s, q, start, start + chunk):
             if s[BATCHED] > 0 or s[REJECTED_HEAD] >= 0 or may_still_start(s):
                 return
             remove_behind(requests, s, NONE, q)

@@ -1,21 +1,19 @@
-"""KV pages of one SGLang request: taken, entered into the radix tree, given back.
-
-`evict`, here and in the pass, is the kernel that frees unlocked pages (`radix.evict`, or
-`radix.evict_by_forecast`).
-"""
+"""KV pages of one SGLang request: taken, entered into the radix tree, given back."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from vecsim.kernels.cache.radix_tree import insert, lock_path, unlock_path
+from vecsim.kernels.cache.page_events import log_inserted
+from vecsim.kernels.cache.radix_tree import evict, insert, lock_path, unlock_path
 from vecsim.kernels.compile.jit import inner
 from vecsim.kernels.sched.decode_batch import known_tokens
-from vecsim.kernels.sched.lifecycle import complete, settle
+from vecsim.kernels.sched.lifecycle import complete, hold, settle
 from vecsim.kernels.sched.sglang_queue import pages_of
 from vecsim.kernels.state.layout import (
     ADMISSIONS,
     CACHED_PAGES,
+    CAPACITY_VERSION,
     COMPUTED,
     FAILED,
     FREE,
@@ -25,7 +23,9 @@ from vecsim.kernels.state.layout import (
     PREFIX_CACHING,
     REJECTED,
     RETIRED,
+    ROLE,
     ROOT,
+    SOURCE,
     TREE_NODE,
 )
 
@@ -43,25 +43,48 @@ def pages_to_grow(requests, s, q):
 
 
 @inner
-def take_pages(requests, pools, s, count, evict):
+def take_pages(requests, pools, s, count):
     """Take `count` pages, at most all free and evictable ones."""
     evict(requests, pools, s, count - s[FREE])
     s[FREE] -= count
 
 
 @inner
-def cache_computed(requests, pools, s, q):
+def enter_tree(requests, pools, s, q, start, depth, last, stores):
+    """Hand pages to the tree (see `radix_tree.insert`); if it `stores`, those that were not there
+    are announced."""
+    free = s[FREE]
+    end = insert(requests, pools, s, q, start, depth, last)
+    if stores:
+        log_inserted(pools.events, s, q, depth + s[FREE] - free, last)
+    return end
+
+
+@inner
+def hold_computed(requests, pools, s, q, stores):
     """Enter the full pages that `q` has computed into the tree, and hold on to them."""
     state = requests.state
-    full = state[COMPUTED, q] // s[PAGE_SIZE]
+    full = np.int64(state[COMPUTED, q]) // s[PAGE_SIZE]
     cached = np.int64(state[CACHED_PAGES, q])
     if s[PREFIX_CACHING] == 0 or full <= cached:
         return
     start = np.int64(state[TREE_NODE, q])
-    end = insert(requests, pools, s, q, start, cached, full)
+    end = enter_tree(requests, pools, s, q, start, cached, full, stores)
     lock_path(pools, s, end, start)
     state[TREE_NODE, q] = end
     state[CACHED_PAGES, q] = full
+
+
+@inner
+def cache_computed(requests, pools, s, q):
+    """Enter the full pages that `q` has computed into the tree, where they are stored."""
+    hold_computed(requests, pools, s, q, np.bool_(True))
+
+
+@inner
+def cache_activated(requests, pools, s, q):
+    """Enter the pages of an activated prompt into the tree: they were stored at its activation."""
+    hold_computed(requests, pools, s, q, np.bool_(False))
 
 
 @inner
@@ -83,8 +106,9 @@ def leave_pages(requests, pools, s, q):
     if s[PREFIX_CACHING] != 0:
         s[FREE] += pages_held(requests, s, q) - full
         start = np.int64(state[TREE_NODE, q])
+        cached = np.int64(state[CACHED_PAGES, q])
         if full > 0:
-            insert(requests, pools, s, q, start, np.int64(state[CACHED_PAGES, q]), full)
+            enter_tree(requests, pools, s, q, start, cached, full, np.bool_(True))
         unlock_path(pools, s, start)
     else:
         s[FREE] += pages_held(requests, s, q)
@@ -92,9 +116,15 @@ def leave_pages(requests, pools, s, q):
 
 @inner
 def finish(requests, pools, w, s, q, end):
-    """Complete an explicit request."""
+    """An explicit request has produced what the rank asks of it: complete it; a prefill rank keeps
+    its pages, though those of the prompt are in the tree from now on."""
+    if s[ROLE] == SOURCE:
+        cache_computed(requests, pools, s, q)
+        hold(requests, w, s, q)
+        return
+    s[CAPACITY_VERSION] += 1
     leave_pages(requests, pools, s, q)
-    complete(requests, w, q, end)
+    complete(requests, w, s, q, end)
 
 
 @inner

@@ -1,28 +1,51 @@
-"""What a worker asks of an SGLang rank beyond its pass.
-
-When it is steady, which arrivals it acts on, how a stretch is settled, what the ranks of a group
-count together. `SCHEDULER` names the whole for `worker.bind`, with eviction of the least recently
-used.
+"""What a worker asks of an SGLang rank beyond its pass: when it is steady, which arrivals it acts
+on, how a decode run is applied, what the ranks of a group count together. `SCHEDULER` names the
+whole.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
-from vecsim.kernels.cache.radix_tree import build_table, clear, evict
+from vecsim.kernels.cache.kv_events import TAKEN, events_have_room
+from vecsim.kernels.cache.page_events import count_decode, report, report_after_run, report_is_due
+from vecsim.kernels.cache.radix_tree import build_table, clear
 from vecsim.kernels.compile.jit import inner
 from vecsim.kernels.fleet.decode_run import passes_within
-from vecsim.kernels.fleet.worker import Scheduler
-from vecsim.kernels.sched import sglang
+from vecsim.kernels.sched import waiting_queue
 from vecsim.kernels.sched.decode_batch import known_tokens
-from vecsim.kernels.sched.sglang import decay_ratio, finish_front, pass_time
-from vecsim.kernels.sched.sglang_batch import chunk_tokens, first_to_compute, reserved_output
+from vecsim.kernels.sched.interface import Scheduler
+from vecsim.kernels.sched.sglang import (
+    apply,
+    decay_ratio,
+    finish_front,
+    pass_time,
+    price,
+    schedule,
+    tokens_to_emit,
+)
+from vecsim.kernels.sched.sglang_batch import (
+    chunk_tokens,
+    first_to_compute,
+    prefills_nothing,
+    reserved_output,
+)
 from vecsim.kernels.sched.sglang_pages import take_pages
 from vecsim.kernels.sched.sglang_queue import pages_of
-from vecsim.kernels.sched.waiting_queue import has_work, queue_head
+from vecsim.kernels.sched.sglang_transfer import (
+    activate,
+    cancel,
+    fail_waiting,
+    first_waiting,
+    place,
+    refusal,
+    release_held,
+    reserve,
+    try_in_vain,
+)
+from vecsim.kernels.sched.waiting_queue import queue_head
 from vecsim.kernels.state.layout import (
+    ACTIVATED_HEAD,
     ARRIVAL,
     BLOCK_SIZE,
     CHUNKED_PREFILL_SIZE,
@@ -58,6 +81,7 @@ from vecsim.kernels.state.layout import (
     RUN_OFFSET,
     RUNNING,
     SCHEDULE_POLICY,
+    SCHEDULER_ID,
     TABLE_STALE,
     TICK,
     TOKEN_BUDGET,
@@ -89,6 +113,8 @@ def notices(requests, s, now):
 @inner
 def tokens_asked(requests, pools, s, q):
     """Tokens of room that admitting the queue head takes; UNLIMITED when a budget forbids it."""
+    if prefills_nothing(s):
+        return UNLIMITED
     start = first_to_compute(requests, pools, s, q)
     left = known_tokens(requests, q) - start
     chunk = chunk_tokens(s, left, s[CHUNKED_PREFILL_SIZE])
@@ -134,9 +160,12 @@ def passes_refused(requests, s, f, lists, asked, passes):
 
 
 @inner
-def steady_passes(requests, pools, w, s, f, lists, now):
-    """Passes that the rank can make as pure decodes of its front; 0 when it is not steady."""
+def decode_passes(requests, pools, w, s, f, lists, now):
+    """Passes that the rank can make as pure decodes of its front, whatever they evict; 0 when it is
+    not steady."""
     if s[FRONT] == 0 or s[RUNNING] != s[FRONT] or s[LAGGING] != 0:
+        return np.int64(0)
+    if s[ACTIVATED_HEAD] >= 0 and s[RUNNING] < s[MAX_NUM_SEQS]:
         return np.int64(0)
     passes = s[NEXT_FINISH] - s[TICK]
     q = queue_head(requests, s, now)
@@ -154,6 +183,28 @@ def steady_passes(requests, pools, w, s, f, lists, now):
         return min(passes, w[PREFILL_LEFT])
     asked = tokens_asked(requests, pools, s, q)
     return passes_refused(requests, s, f, lists, asked, passes)
+
+
+@inner
+def passes_without_eviction(forecast, s, lists, passes):
+    """What Belady evicts depends on what other workers admit meanwhile: only free pages are taken
+    in a run then."""
+    if forecast is not None:
+        return passes_within(s, lists, s[FREE], passes)
+    return passes
+
+
+@inner
+def steady_passes(requests, pools, w, s, f, lists, now):
+    """Passes that the rank can make as pure decodes of its front; 0 when it is not steady."""
+    passes = decode_passes(requests, pools, w, s, f, lists, now)
+    return passes_without_eviction(pools.forecast, s, lists, passes)
+
+
+@inner
+def has_work(requests, s, now):
+    """Whether a pass starting at `now` has anybody to look at."""
+    return s[ACTIVATED_HEAD] >= 0 or waiting_queue.has_work(requests, s, now)
 
 
 # --- the group ------------------------------------------------------------------------------------
@@ -196,13 +247,14 @@ def close_group(ranks, requests, w, first, dp_size, passes, start, end):
 
 @inner
 def room(ranks, pools, first, dp_size):
-    """Whether there are tree nodes for whatever a pass of the worker may do."""
+    """Whether there is room for whatever a pass of the worker may do: tree nodes, and in the log of
+    KV events."""
     if pools.state[TABLE_STALE] != 0:
         build_table(pools)
     left = np.int64(len(pools.nodes[0])) - pools.state[NODE_BUMP] + pools.state[UNUSED_COUNT]
     for r in range(first, first + dp_size):
         left -= ranks.fields[r, TREE_ROOM]
-    return left >= 0
+    return left >= 0 and events_have_room(pools.events)
 
 
 @inner
@@ -211,39 +263,65 @@ def forget(ranks, pools):
     clear(pools, np.int64(len(ranks.fields)))
 
 
-def bind(evict: Callable) -> Scheduler:
-    """The scheduler with a rule of eviction: `radix.evict` or `radix.evict_by_forecast`."""
-
-    @inner
-    def schedule(requests, pools, scratch, w, s, f, lists, now, defer):
-        """Step 1 of a pass."""
-        sglang.schedule(requests, pools, scratch, w, s, f, lists, now, defer, evict)
-
-    @inner
-    def settle_stretch(requests, pools, w, s, f, lists, passes, start, end):
-        """Enter a walked stretch of `passes` passes into pages and requests."""
-        take_pages(requests, pools, s, s[GROWN], evict)
-        s[PREFILL_TOKENS] = 0
-        decay_ratio(f, passes)
-        pass_time(s, f, passes, end)
-        if s[TICK] >= s[NEXT_FINISH]:
-            finish_front(requests, pools, w, s, lists, end)
-        s[FRONT_JOINED] = s[FRONT]
-
-    return Scheduler(
-        has_work=has_work,
-        notices=notices,
-        steady_passes=steady_passes,
-        defers=defers,
-        schedule=schedule,
-        price=sglang.price,
-        tokens_to_emit=sglang.tokens_to_emit,
-        apply=sglang.apply,
-        settle_stretch=settle_stretch,
-        close_group=close_group,
-        room=room,
-        forget=forget,
-    )
+# --- a decode run ---------------------------------------------------------------------------------
+@inner
+def apply_run(requests, pools, w, s, f, lists, passes, start, end):
+    """Enter a walked decode run of `passes` passes into pages and requests."""
+    take_pages(requests, pools, s, s[GROWN])
+    s[PREFILL_TOKENS] = 0
+    decay_ratio(f, passes)
+    pass_time(s, f, passes, end)
+    if s[TICK] >= s[NEXT_FINISH]:
+        finish_front(requests, pools, w, s, lists, end)
+    s[FRONT_JOINED] = s[FRONT]
+    report_after_run(pools.events, s, end)
 
 
-SCHEDULER = bind(evict)
+@inner
+def log_run(requests, pools, s, lists, ends, done, count, start):
+    """The pages that each of `count` passes of a decode run, after `done` others, takes for the
+    front. The report of the last one waits: what it ends is stored first."""
+    taken = pools.events.ranks[TAKEN]
+    rank = s[SCHEDULER_ID]
+    if done == 0:
+        taken[rank] = 0
+    s[FREE] -= taken[rank]
+    block_size = s[BLOCK_SIZE]
+    pass_start = start
+    for k in range(count):
+        if done + k > 0 and report_is_due(pools.events, s):
+            report(pools.events, s, pass_start)
+        growth = np.int64(lists[s[GROWTH_OFFSET] + (s[TICK] + done + k) % block_size])
+        if growth > 0:
+            take_pages(requests, pools, s, growth)
+            taken[rank] += growth
+        count_decode(pools.events, s)
+        pass_start = ends[k]
+    s[FREE] += taken[rank]
+
+
+SCHEDULER = Scheduler(
+    has_work=has_work,
+    notices=notices,
+    steady_passes=steady_passes,
+    defers=defers,
+    schedule=schedule,
+    price=price,
+    tokens_to_emit=tokens_to_emit,
+    apply=apply,
+    apply_run=apply_run,
+    log_run=log_run,
+    close_group=close_group,
+    room=room,
+    forget=forget,
+    reserves_first=True,
+    place=place,
+    refusal=refusal,
+    reserve=reserve,
+    activate=activate,
+    release_held=release_held,
+    first_waiting=first_waiting,
+    fail_waiting=fail_waiting,
+    cancel=cancel,
+    try_in_vain=try_in_vain,
+)

@@ -2,13 +2,23 @@
 
 A pass has four steps: schedule (running requests first, then admissions), sum up the work, price
 it, apply it. `schedule` and `price` run at the start of a pass, `apply` at its end. Running
-requests that emitted a token at the last pass end form the front (see front.py). When memory does
-not suffice, or the budget leaves some of them out, the front is dissolved and the pass is scheduled
-request by request. (Reference: vLLM backend, sections 2, 3 and 6.)
+requests that emitted a token at the last pass end form the front (see decode_batch.py). When memory
+does not suffice, or the budget leaves some of them out, the front is dissolved and the pass is
+scheduled request by request. (Reference: vLLM backend, sections 2, 3 and 6.)
 
 TensorRT-LLM runs the same pass under two more rules: admission reserves blocks for the whole output
 (RESERVES_OUTPUT), so that nobody is ever preempted, and a fully cached prompt keeps its whole hit
 (KEEPS_WHOLE_HIT). Its output clamp is part of LIMIT. (Reference: TensorRT-LLM policy, section B1.)
+
+The ROLE of a rank adds small rules. A prefill rank (SOURCE) produces one hidden token of a request
+and holds its blocks until they are released. A decode rank (DESTINATION) admits activated requests
+without computing anything, charges a decode step for each of their tokens, and shares its blocks
+with reservations (vllm_transfer.py; reference: runtimes, section 7; vLLM backend, section 10).
+
+Where KV events are observed every full block has an identity and a copy of its own (SINGLE_COPIES).
+Whatever a pass allocates without preempting makes one Removed event; the blocks that a request
+completes in a pass make Stored events, one for each run of consecutive blocks that nobody could
+find before (reference: vLLM backend, section 12).
 """
 
 from __future__ import annotations
@@ -22,6 +32,7 @@ from vecsim.kernels.cache.block_pool import (
     release,
     take_blocks,
 )
+from vecsim.kernels.cache.kv_events import mark_pass_end
 from vecsim.kernels.compile.jit import inner
 from vecsim.kernels.fleet.itl_histogram import count_gap
 from vecsim.kernels.sched.decode_batch import (
@@ -37,27 +48,35 @@ from vecsim.kernels.sched.lifecycle import (
     complete,
     emit_token,
     end_rejected,
+    hold,
     log_admission,
     mark_second_tokens,
     reject,
     settle,
 )
 from vecsim.kernels.sched.vllm_queue import (
-    drop_head,
+    can_admit,
     footprint,
-    passes_the_gate,
+    gate_is_shut,
+    is_prebuilt,
+    leave_queue,
+    next_candidate,
     rejection,
     reusable_blocks,
-    tokens_to_admit,
 )
 from vecsim.kernels.sched.waiting_queue import queue_head
 from vecsim.kernels.state.layout import (
+    AGGREGATED,
     BLOCK_SIZE,
+    BLOCKED,
     BUDGET,
     CAPACITY_BOUND,
+    CAPACITY_VERSION,
     CHUNKED_PREFILL,
     COMMITTED_PREFILL,
     COMPUTED,
+    DESTINATION,
+    EFFECT,
     EVICT_BELADY,
     EVICTION_POLICY,
     FAILED,
@@ -70,6 +89,7 @@ from vecsim.kernels.state.layout import (
     FRONT_JOINED,
     GENERATED,
     GROWTH_OFFSET,
+    HELD,
     IDLE,
     ISL,
     KV_CAPACITY_EXHAUSTED,
@@ -94,17 +114,21 @@ from vecsim.kernels.state.layout import (
     PREFILL_SCHEDULE_INTERVAL,
     PREFILL_TOKENS,
     PREFILLS,
+    PROMISED,
     PROMPT_EXCEEDS_KV_CAPACITY,
     PROMPT_EXCEEDS_TOKEN_BUDGET,
+    QUEUE_HEAD,
     READY_HEAD,
     REJECTED,
     REJECTED_HEAD,
     RESERVED,
     RESERVES_OUTPUT,
     RETIRED,
+    ROLE,
     RUN_OFFSET,
     RUNNING,
     SETTLED,
+    SOURCE,
     STRAINED,
     TICK,
     TOKEN_BUDGET,
@@ -285,15 +309,62 @@ def fits_without_preemption(requests, s, lists, defer):
 
 
 @inner
+def step_front(requests, pools, s, lists, tick):
+    """Blocks that front members begin and complete in the pass at `tick`, in running order.
+    Returns how many were taken."""
+    block_size = s[BLOCK_SIZE]
+    growth = s[GROWTH_OFFSET]
+    taken = np.int64(0)
+    # Who completes a block in this pass needs the next one in the following.
+    if lists[growth + tick % block_size] == 0 and lists[growth + (tick + 1) % block_size] == 0:
+        return taken
+    state = requests.state
+    for i in range(s[FRONT]):
+        q = np.int64(lists[s[RUN_OFFSET] + i])
+        computed = np.int64(state[ISL, q]) + state[GENERATED, q] + tick - 1
+        block = computed // block_size
+        inside = computed - block * block_size
+        if inside == 0:
+            take_blocks(requests, pools, s, np.int64(1))
+            taken += 1
+        if inside == block_size - 1:
+            publish(requests, pools, s, q, block, block + 1)
+            state[COMPUTED, q] = computed + 1
+    return taken
+
+
+@inner
+def grow_front(events, requests, pools, s, lists):
+    """Take the blocks that front members begin in this pass; where events are observed, block by
+    block. Returns how many."""
+    if events is not None:
+        return step_front(requests, pools, s, lists, s[TICK])
+    growth = np.int64(lists[s[GROWTH_OFFSET] + s[TICK] % s[BLOCK_SIZE]])
+    take_blocks(requests, pools, s, growth)
+    return growth
+
+
+@inner
 def schedule_running(requests, pools, s, lists, now, defer):
     """Phase 1 of a pass: one token for each decode, the next chunk of unfinished prompts."""
     if fits_without_preemption(requests, s, lists, defer):
-        growth = np.int64(lists[s[GROWTH_OFFSET] + s[TICK] % s[BLOCK_SIZE]])
-        grow_running(requests, pools, s, growth)
+        growth = grow_front(pools.events, requests, pools, s, lists)
+        if s[RESERVES_OUTPUT] != 0:
+            s[RESERVED] -= growth
         s[BUDGET] -= s[FRONT]
     else:
         dissolve_front(requests, pools, s, lists, now)
     schedule_explicit(requests, pools, s, lists, s[FRONT], defer)
+
+
+@inner
+def publish_scheduled(events, requests, pools, s, q):
+    """Make the block findable that the scheduled token of a former front member completes; where
+    events are observed `step_front` has done it."""
+    if events is None:
+        computed = np.int64(requests.state[COMPUTED, q])
+        block_size = s[BLOCK_SIZE]
+        publish(requests, pools, s, q, computed // block_size, (computed + 1) // block_size)
 
 
 @inner
@@ -304,23 +375,37 @@ def dissolve_scheduled_front(requests, pools, s, lists, now):
     dissolve_front(requests, pools, s, lists, now)
     for i in range(front):
         q = np.int64(lists[s[RUN_OFFSET] + i])
-        computed = np.int64(state[COMPUTED, q])
-        state[COMPUTED, q] = computed + 1
+        publish_scheduled(pools.events, requests, pools, s, q)
+        state[COMPUTED, q] += 1
         state[PASS_TOKENS, q] = 1
-        block_size = s[BLOCK_SIZE]
-        publish(requests, pools, s, q, computed // block_size, (computed + 1) // block_size)
 
 
 @inner
 def make_room(requests, pools, s, lists, need, now):
-    """Preempt until `need` blocks can be taken, for a request that no gate held back."""
+    """Preempt until `need` blocks can be taken, for a request that no gate held back; reserved ones
+    may stand in the way. Whether it could."""
     if need > s[FREE] + s[IDLE]:
         dissolve_scheduled_front(requests, pools, s, lists, now)
-    while need > s[FREE] + s[IDLE]:
+    while need > s[FREE] + s[IDLE] and s[RUNNING] > 0:
         preempt(requests, pools, s, lists)
+    return need <= s[FREE] + s[IDLE]
 
 
 # --- schedule: admissions -------------------------------------------------------------------------
+@inner
+def waits_for_others(requests, pools, s, q):
+    """Whether a queue head that nothing on its rank can let in may still come in: when a held
+    prompt is released, or when requests of a decode rank end that do not run yet."""
+    if s[ROLE] == SOURCE:
+        _, active = reusable_blocks(requests, pools, s, q, known_tokens(requests, q))
+        return s[HELD] > 0 and gate_is_shut(requests, s, q, active)
+    if s[ROLE] == DESTINATION and (
+        blocks_of(known_tokens(requests, q), s[BLOCK_SIZE]) <= s[NUM_BLOCKS]
+    ):
+        return s[QUEUE_HEAD] >= 0 or s[PROMISED] > 0 or s[PREEMPTED_COUNT] > 1
+    return False
+
+
 @inner
 def settle_standstill(requests, pools, w, s, q, now):
     """End a queue head that can never be admitted although nothing runs on its rank."""
@@ -334,47 +419,60 @@ def settle_standstill(requests, pools, w, s, q, now):
         reason = PROMPT_EXCEEDS_TOKEN_BUDGET
     if s[EVICTION_POLICY] == EVICT_BELADY:
         state[RETIRED, q] = 1
-    drop_head(requests, s)
+    leave_queue(requests, s, q)
     settle(requests, w, s, q, status, reason, now)
+
+
+@inner
+def start_running(requests, scratch, s, lists, q, now, cached):
+    """Append an admitted request, `cached` tokens of which are reused, to the running list."""
+    leave_queue(requests, s, q)
+    lists[s[RUN_OFFSET] + s[RUNNING]] = q
+    s[RUNNING] += 1
+    log_admission(requests, scratch, q, now, cached)
 
 
 @inner
 def admit_waiting(requests, pools, scratch, w, s, lists, now, defer):
     """Phase 2 of a pass: admit from the head of the queue, strictly in order."""
     state = requests.state
+    s[BLOCKED] = 0
     while s[PREEMPTED_ANY] == 0 and s[RUNNING] < s[MAX_NUM_SEQS]:
-        q = queue_head(requests, s, now)
+        q = next_candidate(requests, s, now)
         if q < 0:
             return
+        if is_prebuilt(requests, s, q):
+            start_running(requests, scratch, s, lists, q, now, np.int64(0))
+            if s[BUDGET] == 0:
+                return
+            continue
         reason = rejection(requests, s, q)
         if reason > 0:
-            drop_head(requests, s)
+            leave_queue(requests, s, q)
             reject(requests, s, q, reason)
             if s[EVICTION_POLICY] == EVICT_BELADY:
                 state[RETIRED, q] = 1
             continue
-        known = known_tokens(requests, q)
-        hits, active = reusable_blocks(requests, pools, s, q, known)
-        cached = hits * s[BLOCK_SIZE]
-        tokens = NONE
-        if passes_the_gate(requests, s, q, hits, active, defer):
-            tokens = tokens_to_admit(requests, s, q, known, cached)
+        hits, tokens = can_admit(requests, pools, s, q, defer)
         if tokens < 0:
             if s[RUNNING] > 0 or s[REJECTED_HEAD] >= 0:
                 return
+            s[BLOCKED] = np.int64(waits_for_others(requests, pools, s, q))
+            if s[BLOCKED] != 0:
+                return
             settle_standstill(requests, pools, w, s, q, now)
             continue
-        drop_head(requests, s)
-        reference_prefix(requests, pools, s, q, hits)
+        cached = hits * s[BLOCK_SIZE]
         need = blocks_of(cached + tokens, s[BLOCK_SIZE]) - hits
-        if requests.state[ISL, q] == 0:
-            make_room(requests, pools, s, lists, need, now)
+        reference_prefix(requests, pools, s, q, hits)
+        # The victims stand in front of an empty prompt that finds no room all the same.
+        if state[ISL, q] == 0 and not make_room(requests, pools, s, lists, need, now):
+            return
+        start_running(requests, scratch, s, lists, q, now, cached)
         take_blocks(requests, pools, s, need)
-        lists[s[RUN_OFFSET] + s[RUNNING]] = q
-        s[RUNNING] += 1
-        log_admission(requests, scratch, q, now, cached)
         state[COMPUTED, q] = cached
-        if s[RESERVES_OUTPUT] != 0:
+        # A decode rank never takes back what it reserved for an empty prompt.
+        if s[RESERVES_OUTPUT] != 0 and not (s[ROLE] == DESTINATION and state[ISL, q] == 0):
             s[RESERVED] += footprint(requests, s, q) - blocks_of(cached + tokens, s[BLOCK_SIZE])
         no_budget = s[BUDGET] == 0
         compute(requests, pools, s, q, tokens)
@@ -403,8 +501,24 @@ def is_deferring(requests, s, lists, step):
 
 
 @inner
-def schedule(requests, pools, scratch, w, s, lists, now, defer):
+def note_effect(requests, w, s, lists, running, now):
+    """What a scheduled pass of a prefill or decode rank, `running` requests before, means to
+    handoffs: whether anything comes of it, and whether it may be easier to reserve blocks."""
+    if s[STRAINED] > STRAINED_LIMIT:
+        fail_empty_prompt(requests, w, s, now)
+    moved = s[RUNNING] != running or s[BUDGET] != s[TOKEN_BUDGET] or s[PREEMPTED_ANY] != 0
+    s[EFFECT] = np.int64(moved or s[SETTLED] > 0 or s[REJECTED_HEAD] >= 0)
+    if s[ROLE] == DESTINATION:
+        s[CAPACITY_VERSION] += s[PREEMPTED_ANY] + s[SETTLED]
+        # Every token of a destination costs a decode step.
+        for i in range(s[FRONT], s[RUNNING]):
+            requests.state[PASS_PROMPT, lists[s[RUN_OFFSET] + i]] = 0
+
+
+@inner
+def schedule(requests, pools, scratch, w, s, f, lists, now, defer):
     """Step 1 of a pass: decide what every running and waiting request computes."""
+    running = s[RUNNING]
     begin_pass(s)
     s[BUDGET] = s[TOKEN_BUDGET]
     schedule_running(requests, pools, s, lists, now, defer)
@@ -414,6 +528,8 @@ def schedule(requests, pools, scratch, w, s, lists, now, defer):
     settle_overcommitment(requests, pools, w, s, lists, now, defer)
     if not defer and s[PREEMPTED_ANY] == 0:
         s[CAPACITY_BOUND] = np.int64(queue_head(requests, s, now) >= 0)
+    if s[ROLE] != AGGREGATED:
+        note_effect(requests, w, s, lists, running, now)
 
 
 # --- standstills of running requests --------------------------------------------------------------
@@ -470,6 +586,19 @@ def settle_overcommitment(requests, pools, w, s, lists, now, defer):
         fail_overcommitted(requests, pools, w, s, lists, now)
 
 
+@inner
+def fail_empty_prompt(requests, w, s, now):
+    """Reserved blocks in its way, an empty prompt preempts all others and still cannot run: fail
+    the first one that waits."""
+    q = s[READY_HEAD]
+    while q >= 0 and requests.state[ISL, q] > 0:
+        q = np.int64(requests.state[NEXT, q])
+    s[STRAINED] = 0
+    if q >= 0:
+        leave_queue(requests, s, q)
+        settle(requests, w, s, q, FAILED, KV_CAPACITY_EXHAUSTED, now)
+
+
 # --- work summary and price -----------------------------------------------------------------------
 @inner
 def price(requests, s, f, lists, start):
@@ -502,9 +631,17 @@ def price(requests, s, f, lists, start):
 # --- apply ----------------------------------------------------------------------------------------
 @inner
 def finish(requests, pools, w, s, q, end):
-    """Complete an explicit request and release its blocks."""
-    give_back(requests, pools, s, q)
-    complete(requests, w, q, end)
+    """An explicit request has produced what the rank asks of it: complete it and release its
+    blocks; a prefill rank keeps them, and what admission reserved for the output is free."""
+    if s[ROLE] != SOURCE:
+        s[CAPACITY_VERSION] += 1
+        give_back(requests, pools, s, q)
+        complete(requests, w, s, q, end)
+        return
+    if s[RESERVES_OUTPUT] != 0:
+        computed = np.int64(requests.state[COMPUTED, q])
+        s[RESERVED] -= footprint(requests, s, q) - blocks_of(computed, s[BLOCK_SIZE])
+    hold(requests, w, s, q)
 
 
 @inner
@@ -550,7 +687,7 @@ def emit_explicit(requests, pools, times, scratch, w, s, lists, end):
         state[PASS_PROMPT, q] = 0
         emitted = is_ready(requests, q)
         if emitted:
-            emit_token(requests, times, scratch, q, end)
+            emit_token(requests, times, scratch, s, q, end)
             if state[GENERATED, q] == state[LIMIT, q]:
                 finish(requests, pools, w, s, q, end)
                 continue
@@ -563,7 +700,9 @@ def emit_explicit(requests, pools, times, scratch, w, s, lists, end):
 
 @inner
 def tokens_to_emit(requests, s, lists):
-    """Tokens that the pass in flight emits at its end."""
+    """Visible tokens that the pass in flight emits at its end."""
+    if s[ROLE] == SOURCE:
+        return np.int64(0)
     tokens = s[FRONT]
     for i in range(s[FRONT], s[RUNNING]):
         q = np.int64(lists[s[RUN_OFFSET] + i])
@@ -572,8 +711,10 @@ def tokens_to_emit(requests, s, lists):
 
 
 @inner
-def apply(requests, pools, times, scratch, w, s, lists, start, end):
-    """Step 4 of a pass: tokens, completions, rejections at its end. Returns held blocks x ms."""
+def apply(requests, pools, times, scratch, w, s, f, lists, start, end):
+    """Step 4 of a pass: tokens, completions, rejections at its end, and the KV events of what was
+    scheduled at its start. Returns held blocks x ms."""
+    mark_pass_end(pools.events, s, end)
     if s[FRONT] > 0:
         count_gap(times, scratch, end - start, s[FRONT_COUNTED])
         mark_second_tokens(requests, s, lists, end)

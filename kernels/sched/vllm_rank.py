@@ -1,43 +1,59 @@
-"""What a worker asks of a vLLM-style rank (vLLM, TensorRT-LLM) beyond its pass.
-
-When it is steady, which arrivals it acts on, how a stretch is settled. `SCHEDULER` names the whole
-for `worker.bind`.
+"""What a worker asks of a vLLM-style rank (vLLM, TensorRT-LLM) beyond its pass: when it is steady,
+which arrivals it acts on, how a decode run is applied. `SCHEDULER` names the whole.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
+from vecsim.kernels.cache.kv_events import AT_PASS_END, TAKEN, events_have_room, mark_visible
 from vecsim.kernels.compile.jit import inner
 from vecsim.kernels.fleet.decode_run import passes_within
-from vecsim.kernels.fleet.worker import Scheduler
-from vecsim.kernels.sched import vllm
-from vecsim.kernels.sched.decode_batch import advance_front, known_tokens
-from vecsim.kernels.sched.vllm import finish_front, grow_running, is_deferring
-from vecsim.kernels.sched.vllm_queue import (
-    passes_the_gate,
-    rejection,
-    reusable_blocks,
-    tokens_to_admit,
+from vecsim.kernels.sched.decode_batch import advance_front
+from vecsim.kernels.sched.interface import Scheduler
+from vecsim.kernels.sched.vllm import (
+    apply,
+    finish_front,
+    grow_running,
+    is_deferring,
+    price,
+    schedule,
+    step_front,
+    tokens_to_emit,
+)
+from vecsim.kernels.sched.vllm_queue import can_admit, is_prebuilt, next_candidate, rejection
+from vecsim.kernels.sched.vllm_transfer import (
+    activate,
+    cancel,
+    fail_waiting,
+    place,
+    refusal,
+    release_held,
+    reserve,
+    try_in_vain,
 )
 from vecsim.kernels.sched.waiting_queue import has_work, queue_head
 from vecsim.kernels.state.layout import (
     ARRIVAL,
-    BLOCK_SIZE,
     BUDGET,
     CAPACITY_BOUND,
+    DESTINATION,
     EVICT_BELADY,
     EVICTION_POLICY,
     FREE,
     FRONT,
     FRONT_JOINED,
     GROWN,
+    HELD,
     IDLE,
     MAX_NUM_SEQS,
     NEXT_FINISH,
     PREFILL_SCHEDULE_INTERVAL,
+    PROMISED,
     QUEUE_HEAD,
+    ROLE,
     RUNNING,
+    SCHEDULER_ID,
     STEP,
     TICK,
     TOKEN_BUDGET,
@@ -49,14 +65,11 @@ def head_keeps_waiting(requests, pools, s, q):
     """Whether the queue head stays where it is as long as nobody leaves the front."""
     if s[RUNNING] >= s[MAX_NUM_SEQS]:
         return True
-    if rejection(requests, s, q) > 0:
+    if is_prebuilt(requests, s, q) or rejection(requests, s, q) > 0:
         return False
-    known = known_tokens(requests, q)
-    hits, active = reusable_blocks(requests, pools, s, q, known)
-    if not passes_the_gate(requests, s, q, hits, active, np.bool_(False)):
-        return True
     s[BUDGET] = s[TOKEN_BUDGET] - s[FRONT]
-    return tokens_to_admit(requests, s, q, known, hits * s[BLOCK_SIZE]) < 0
+    _, tokens = can_admit(requests, pools, s, q, np.bool_(False))
+    return tokens < 0
 
 
 @inner
@@ -64,7 +77,7 @@ def steady_passes(requests, pools, w, s, f, lists, now):
     """Passes that the rank can make as pure decodes of its front; 0 when it is not steady."""
     if s[FRONT] == 0 or s[RUNNING] != s[FRONT] or s[FRONT] > s[TOKEN_BUDGET]:
         return np.int64(0)
-    q = queue_head(requests, s, now)
+    q = next_candidate(requests, s, now)
     if q >= 0 and not head_keeps_waiting(requests, pools, s, q):
         return np.int64(0)
     blocks = s[FREE]
@@ -88,20 +101,8 @@ def defers(requests, w, s, f, lists, now, dp_size):
 
 
 @inner
-def schedule(requests, pools, scratch, w, s, f, lists, now, defer):
-    """Step 1 of a pass."""
-    vllm.schedule(requests, pools, scratch, w, s, lists, now, defer)
-
-
-@inner
-def apply(requests, pools, times, scratch, w, s, f, lists, start, end):
-    """Step 4 of a pass. Returns held blocks x ms."""
-    return vllm.apply(requests, pools, times, scratch, w, s, lists, start, end)
-
-
-@inner
-def settle_stretch(requests, pools, w, s, f, lists, passes, start, end):
-    """Enter a walked stretch of `passes` passes into blocks and requests."""
+def apply_run(requests, pools, w, s, f, lists, passes, start, end):
+    """Enter a walked decode run of `passes` passes into blocks and requests."""
     grow_running(requests, pools, s, s[GROWN])
     interval = s[PREFILL_SCHEDULE_INTERVAL]
     to_next_admission = (interval - w[STEP] % interval) % interval
@@ -114,25 +115,43 @@ def settle_stretch(requests, pools, w, s, f, lists, passes, start, end):
 
 
 @inner
+def log_run(requests, pools, s, lists, ends, done, count, start):
+    """What each of `count` passes of a decode run, after `done` others, does to the front's blocks.
+
+    To everybody else it looks as if they were still to be taken at the end of the run: FREE and
+    GROWN are those of a run that is not observed.
+    """
+    taken = pools.events.ranks[TAKEN]
+    rank = s[SCHEDULER_ID]
+    if done == 0:
+        taken[rank] = 0
+    s[FREE] -= taken[rank]
+    for k in range(count):
+        taken[rank] += step_front(requests, pools, s, lists, s[TICK] + done + k)
+        mark_visible(pools.events, s, ends[k], AT_PASS_END)
+    s[FREE] += taken[rank]
+
+
+@inner
 def close_group(ranks, requests, w, first, dp_size, passes, start, end):
-    """Count the group's passes; an idle worker counts from zero again."""
+    """Count the group's passes; an idle worker that owns nothing counts from zero again."""
     w[STEP] += passes
     if dp_size == 1:
         return
     for r in range(first, first + dp_size):
         s = ranks.fields[r]
-        if has_work(requests, s, start):
+        if has_work(requests, s, start) or s[HELD] + s[PROMISED] > 0:
             return
         q = s[QUEUE_HEAD]
-        if q >= 0 and requests.time[ARRIVAL, q] < end:
+        if q >= 0 and (requests.time[ARRIVAL, q] < end or s[ROLE] == DESTINATION):
             return
     w[STEP] = 0
 
 
 @inner
 def room(ranks, pools, first, dp_size):
-    """Whether the pools have room for whatever a pass may do: always."""
-    return True
+    """Whether there is room for whatever a pass may do: in the log of KV events."""
+    return events_have_room(pools.events)
 
 
 @inner
@@ -146,11 +165,22 @@ SCHEDULER = Scheduler(
     steady_passes=steady_passes,
     defers=defers,
     schedule=schedule,
-    price=vllm.price,
-    tokens_to_emit=vllm.tokens_to_emit,
+    price=price,
+    tokens_to_emit=tokens_to_emit,
     apply=apply,
-    settle_stretch=settle_stretch,
+    apply_run=apply_run,
+    log_run=log_run,
     close_group=close_group,
     room=room,
     forget=forget,
+    reserves_first=False,
+    place=place,
+    refusal=refusal,
+    reserve=reserve,
+    activate=activate,
+    release_held=release_held,
+    first_waiting=queue_head,
+    fail_waiting=fail_waiting,
+    cancel=cancel,
+    try_in_vain=try_in_vain,
 )

@@ -165,8 +165,8 @@ AGGREGATED, SOURCE, DESTINATION = (np.int64(k) for k in range(3))
     UNSORTED,  # tree or queue changed since the queue was last sorted
     # Prefill/decode handoff only:
     HELD,  # a source: requests whose prompt is done and whose blocks are kept for the transfer
-    DONE_HEAD,  # ... those that the pass just closed added, in order; of a destination (SGLang),
-    DONE_TAIL,  # requests without output that end with the pass in flight
+    ENDING_HEAD,  # a destination (SGLang): requests without output that end with the pass in flight
+    ENDING_TAIL,
     PROMISED,  # a destination: requests with reserved blocks that are not activated yet
     ACTIVATED,  # ... activated requests that wait and were never preempted
     ACTIVATED_HEAD,  # ... the same as a list, in order of activation (SGLang)
@@ -175,11 +175,22 @@ AGGREGATED, SOURCE, DESTINATION = (np.int64(k) for k in range(3))
     REFUSED_VERSION,  # ... the version at which the first pending request was refused; NONE: not
     BLOCKED,  # the head of its queue (SGLang: its last running request) has to wait in the pass
     EFFECT,  # the pass in flight schedules, admits, preempts, rejects or settles somebody
-) = (np.int64(PARAMS + k) for k in range(51))
-RANK_FIELDS = PARAMS + 51
+    # Of every rank:
+    SIGNAL_HEAD,  # requests with SIGNALS that nobody has taken note of, in order
+    SIGNAL_TAIL,
+    GRANTED,  # copies that the rank was given (content.py)
+    REJECTED_TAIL,
+    WORKER,  # place of its worker among all
+) = (np.int64(PARAMS + k) for k in range(56))
+RANK_FIELDS = PARAMS + 56
 
 # --- state of a worker: int64 [workers, WORKER_STATE], float64 [workers, WORKER_TIME] ------------
 (
+    WORKER_ID,  # ids are never used again; ties are broken by them
+    POOL,  # 0: the only pool, or that of prefill workers; 1: that of decode workers
+    FIRST_RANK,
+    DP_SIZE,  # ranks of the worker, from FIRST_RANK on
+    TURN,  # round robin over them (aggregated pools)
     PENDING,
     PENDING_PASSES,
     STEP,
@@ -187,14 +198,13 @@ RANK_FIELDS = PARAMS + 51
     TERMINALS,
     FRUITLESS,
     PREFILL_LEFT,  # passes for which prefills are put off (prefill_decode_interval)
-    LAST_ENDED,  # the request that ended last; its NEXT is the one before
-    # Prefill/decode fleets only:
+    # Workers on the fleet's clock only:
     ASIDE,  # its last pass had no effect
-    WALKED_PASSES,  # passes of the stretch in flight that are settled as far as observers go
-    AHEAD,  # passes after those whose ends are known (stretch.py)
-) = (np.int64(k) for k in range(11))
-WORKER_STATE = 11
-NO_PASS, ONE_PASS, STRETCH = (np.int64(k) for k in range(3))
+    WALKED_PASSES,  # passes of the run in flight that are settled as far as observers go
+    AHEAD,  # passes after those whose ends are known (decode_run.py)
+) = (np.int64(k) for k in range(15))
+WORKER_STATE = 15
+NO_PASS, ONE_PASS, RUN = (np.int64(k) for k in range(3))
 
 (
     CLOCK,  # start of the pass in flight, or end of the last one, or until when it was idle
@@ -212,10 +222,12 @@ NO_PASS, ONE_PASS, STRETCH = (np.int64(k) for k in range(3))
     RATE_SHIFT,
     RATE_SUM,
     RATE_SQUARES,
-    WALKED,  # prefill/decode fleets: the end of WALKED_PASSES
-) = (np.int64(k) for k in range(16))
-WORKER_TIME = 16
-"""In prefill/decode fleets CHUNK columns follow: the ends of the AHEAD passes."""
+    # Workers on the fleet's clock only:
+    WALKED,  # the end of WALKED_PASSES
+    WAKE_AT,  # when the worker has to look at its queue again: a run in flight ends there
+) = (np.int64(k) for k in range(17))
+WORKER_TIME = 17
+"""On the fleet's clock CHUNK columns follow: the ends of the AHEAD passes."""
 
 # --- requests: int32 [REQUEST_STATE, n], float64 [REQUEST_TIME, n]; n in arrival order ------------
 (
@@ -252,9 +264,16 @@ WORKER_TIME = 16
     FAMILY,  # itself; where prompts grow from turn to turn, the first turn of its session
     # A destination only:
     ORDER,  # when its blocks were asked for, among all requests
-    SHAREABLE,  # what SHARED may grow to when others with its content come to its rank (placing.py)
-) = (np.int64(k) for k in range(32))
-REQUEST_STATE = 32
+    # Requests on the fleet's clock only:
+    SHAREABLE,  # what SHARED may grow to when others with its content come to its rank (content.py)
+    SIGNALS,  # what became of it in the pass that ended: FIRST_OUTPUT, HELD_OUTPUT, ENDED
+    NEXT_SIGNAL,  # next request of its rank with SIGNALS
+) = (np.int64(k) for k in range(34))
+REQUEST_STATE = 34
+
+FIRST_OUTPUT, HELD_OUTPUT, ENDED = (np.int64(1 << k) for k in range(3))
+"""Bits of SIGNALS: its first token came out; its prompt is done and its blocks are kept for the
+transfer; it is terminal."""
 
 RELEASED, ARRIVAL, FIRST_ADMIT, FIRST_TOKEN, SECOND_TOKEN, LAST_TOKEN, TERMINAL = (
     np.int64(k) for k in range(7)
@@ -331,8 +350,8 @@ LINES_A_RANK = np.int64(2)
 """Lines that a rank may need before there is more room: of its pass in flight, and of idle time."""
 
 # --- answers of an entry point --------------------------------------------------------------------
-DONE, PAUSED, LOG_FULL, BAD_PRICE, NO_MOVE, TICKS_EXHAUSTED, FOREST_FULL = (
-    np.int64(k) for k in range(7)
+DONE, PAUSED, LOG_FULL, BAD_PRICE, NO_MOVE, TICKS_EXHAUSTED, FOREST_FULL, TICKED = (
+    np.int64(k) for k in range(8)
 )
 
 
@@ -359,13 +378,29 @@ class Requests(NamedTuple):
     path_rows: np.ndarray  # int32: first index row of each node of a path
 
 
+class Forecast(NamedTuple):
+    """What prompts are to come (Belady)."""
+
+    nodes: np.ndarray  # int32 [FORECAST_FIELDS, nodes of the prefix tree]
+    users: np.ndarray  # int32 [2, users]: by node, ascending
+
+
+class EventLog(NamedTuple):
+    """KV events as all ranks logged them (kv_events.py)."""
+
+    words: np.ndarray  # int64 [capacity]
+    state: np.ndarray  # int64 [LOG_STATE]
+    ranks: np.ndarray  # int64 [LOG_RANK, ranks]
+    named: Requests | None  # SGLang: the requests with rows for their pages
+
+
 class Pools(NamedTuple):
-    """KV blocks that can be found again: copies, idle lists, prefix index, forecast."""
+    """KV blocks that can be found again: copies, idle lists, prefix index."""
 
     nodes: np.ndarray  # int32 [NODE_FIELDS, copies + n]
     index: np.ndarray  # int32 [INDEX_FIELDS, rows]
-    forecast: np.ndarray  # int32 [FORECAST_FIELDS, nodes of the prefix tree]
-    users: np.ndarray  # int32 [2, users]: by node, ascending
+    forecast: Forecast | None
+    events: EventLog | None
 
 
 class Forest(NamedTuple):
@@ -375,17 +410,8 @@ class Forest(NamedTuple):
     table: np.ndarray  # int32 [power of two, twice the capacity at least]: children by first page
     state: np.ndarray  # int64 [FOREST_STATE]
     order: np.ndarray  # int64 [4, LPM_LIMIT]: the queue being sorted
-
-
-class ForecastForest(NamedTuple):
-    """A `Forest` that knows what prompts are to come (Belady)."""
-
-    nodes: np.ndarray
-    table: np.ndarray
-    state: np.ndarray
-    order: np.ndarray
-    forecast: np.ndarray  # as in `Pools`
-    users: np.ndarray
+    forecast: Forecast | None
+    events: EventLog | None
 
 
 class Scratch(NamedTuple):

@@ -15,12 +15,14 @@ import polars as pl
 from vecsim.errors import InputError
 from vecsim.kernels.cache import event_columns, kv_events
 from vecsim.kernels.cache.event_columns import Columns, Tokens
-from vecsim.kernels.cache.kv_events import EventLog, ObservedForest, ObservedPools, ObservedScratch
 from vecsim.kernels.state import layout
+from vecsim.kernels.state.layout import EventLog
 
 if TYPE_CHECKING:
-    from vecsim.kernels.state.layout import Pools, Ranks, Requests, Scratch
-    from vecsim.run.lower import Forests
+    from vecsim.config.roles import Role
+    from vecsim.kernels.state.layout import Ranks, Requests
+    from vecsim.run.lower.fleet import FleetState
+    from vecsim.run.lower.independent import Independent
     from vecsim.workload.workload import Workload
 
 KIND = pl.Enum(("stored", "removed"))
@@ -104,7 +106,7 @@ def words_an_instant(blocks: int, ranks: Ranks, at_once: int | None = None) -> n
     return np.array([4 * (2 * stored + held)])
 
 
-def new_log(watched: Watched, ranks: int, coupled: bool) -> EventLog:
+def new_log(watched: Watched, ranks: int, *, coupled: bool, named: Requests | None) -> EventLog:
     """An empty log of one thread. Workers on one clock may all log before anybody looks.
 
     Raises:
@@ -121,73 +123,88 @@ def new_log(watched: Watched, ranks: int, coupled: bool) -> EventLog:
         words=words,
         state=np.array([0, room], np.int64),
         ranks=np.zeros((kv_events.LOG_RANK, ranks), np.int64),
+        named=named,
     )
     log.ranks[kv_events.NEXT_REMOVED] = kv_events.REMOVED_FIRST
     log.ranks[kv_events.LAST_STORED] = layout.NONE
     return log
 
 
-def observed(
-    pools: Pools | Forests, scratch: Scratch, watched: Watched, log: EventLog
-) -> tuple[ObservedPools | ObservedForest, ObservedScratch]:
-    """Pools and scratch of a thread, with its log."""
-    if isinstance(pools, layout.Pools):
-        pools = ObservedPools(*pools, log)
-    else:
-        if isinstance(pools, layout.Forest):
-            nothing = np.zeros((layout.FORECAST_FIELDS, 0), np.int32)
-            pools = layout.ForecastForest(*pools, nothing, nothing)
-        pools = ObservedForest(*pools, log, watched.requests)
-    return pools, ObservedScratch(*scratch, pools)
-
-
-def lacks_room(log: EventLog) -> bool:
-    """Whether the log is why a pass cannot start."""
-    return len(log.words) - log.state[kv_events.LENGTH] < log.state[kv_events.ROOM_FOR_A_PASS]
-
-
 def taken_out(log: EventLog) -> np.ndarray:
     """The words in the log, which is empty afterwards."""
-    words = log.words[: int(log.state[kv_events.LENGTH])].copy()
-    log.state[kv_events.LENGTH] = 0
+    words = log.words[: int(log.state[kv_events.LOG_LENGTH])].copy()
+    log.state[kv_events.LOG_LENGTH] = 0
     return words
 
 
+def collect_pool(
+    logs: list[list[np.ndarray]], state: Independent, role: Role, workload: Workload
+) -> tuple[KvEvents, ...]:
+    """The events of independent workers that became visible; `logs` are the parts of each thread's
+    log: each rank is in one of them."""
+    watched = state.watched
+    hashes, before = _no_hashes(watched)
+    _hash(watched.requests, state.ranks.fields[0], workload, state.order, hashes, before)
+    counts, columns = _columns(logs, len(state.ranks.fields), hashes, before)
+    return (KvEvents("agg", role.dp_size, counts, columns),)
+
+
 def collect(
-    logs: list[list[np.ndarray]],
-    watched: Watched,
-    ranks: Ranks,
+    logs: list[list[np.ndarray]], state: FleetState, ranks: Ranks, workload: Workload
+) -> tuple[KvEvents, ...]:
+    """The events of each pool of a fleet that became visible; `logs` as of `collect_pool`."""
+    watched, n = state.watched, len(workload)
+    hashes, before = _no_hashes(watched)
+    first = 0
+    for pool, plan in enumerate(state.plans):
+        requests = watched.requests
+        if len(state.plans) > 1:
+            columns = np.ascontiguousarray(requests.state[:, pool * n : (pool + 1) * n])
+            columns[layout.FAMILY] -= pool * n
+            requests = requests._replace(state=columns)
+        _hash(requests, ranks.fields[first], workload, state.order, hashes, before)
+        first += plan.ranks
+    counts, columns = _columns(logs, len(ranks.fields), hashes, before)
+    ends = np.cumsum(counts)
+    pools, first = [], 0
+    for plan in state.plans:
+        own = slice(first, first + plan.ranks)
+        start = int(ends[own.start] - counts[own.start])
+        part = slice(start, int(ends[own.stop - 1]))
+        name = "agg" if plan.role.stage == "aggregated" else plan.role.stage
+        taken = Columns(*(column[..., part] for column in columns))
+        pools.append(KvEvents(name, plan.role.dp_size, counts[own], taken))
+        first = own.stop
+    return tuple(pools)
+
+
+def _no_hashes(watched: Watched) -> tuple[np.ndarray, np.ndarray]:
+    return np.zeros((2, watched.rows), np.uint64), np.empty(watched.rows, np.int32)
+
+
+def _hash(
+    requests: Requests,
+    fields: np.ndarray,
     workload: Workload,
     order: np.ndarray | None,
-    pool: str,
-    dp_size: int,
-) -> KvEvents:
-    """The events that became visible, in columns.
-
-    Args:
-        logs: the parts of each thread's log; each rank is in one of them.
-        watched: what lowering left.
-        ranks: all ranks of the pool.
-        workload: n requests.
-        order: int64 [n], row of the workload that request q of the kernels is; None: the same.
-        pool, dp_size: as in `KvEvents`.
-    """
-    hashes = np.zeros((2, watched.rows), np.uint64)
-    before = np.empty(watched.rows, np.int32)
+    hashes: np.ndarray,
+    before: np.ndarray,
+) -> None:
+    """Fill the hashes of the rows of one pool, whose ranks are like `fields`."""
+    if hashes.shape[1] == 0:
+        return
     if order is None:
         order = np.arange(len(workload))
-    block_size = int(ranks.fields[0, layout.BLOCK_SIZE])
-    if watched.rows > 0:
-        with np.errstate(over="ignore"):  # where kernels run as plain Python
-            event_columns.hash_rows(
-                watched.requests,
-                ranks.fields[0],
-                order,
-                _tokens(workload, block_size),
-                hashes,
-                before,
-            )
-    counts = np.zeros((2, len(ranks.fields)), np.int64)
+    tokens = _tokens(workload, int(fields[layout.BLOCK_SIZE]))
+    with np.errstate(over="ignore"):  # where kernels run as plain Python
+        event_columns.hash_rows(requests, fields, order, tokens, hashes, before)
+
+
+def _columns(
+    logs: list[list[np.ndarray]], ranks: int, hashes: np.ndarray, before: np.ndarray
+) -> tuple[np.ndarray, Columns]:
+    """(int64 [ranks] blocks of each rank, their columns by rank)."""
+    counts = np.zeros((2, ranks), np.int64)
     for parts in logs:
         counts[1] = 0
         for words in parts:
@@ -208,7 +225,7 @@ def collect(
         for words in parts:
             times = words.view(np.float64)
             event_columns.fill_columns(words, times, hashes, before, places, columns)
-    return KvEvents(pool, dp_size, counts[0], columns)
+    return counts[0], columns
 
 
 def _tokens(workload: Workload, block_size: int) -> Tokens:

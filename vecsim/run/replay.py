@@ -18,8 +18,9 @@ from vecsim.errors import InputError, SimulationError
 from vecsim.kernels.state import layout
 from vecsim.results.result import Result
 from vecsim.results.window import Measured, check_windows, measured_of
-from vecsim.run.execute import Progress, RunOptions, simulate
-from vecsim.run.lower import lower
+from vecsim.run.execute import Progress, RunOptions, run_fleet, run_independent
+from vecsim.run.lower.fleet import PoolPlan, lower_fleet
+from vecsim.run.lower.independent import lower_independent
 from vecsim.run.outcome import Outcome
 from vecsim.timing.model import BoundTiming, PassTiming, check_timing
 from vecsim.timing.resolve import TimingWarning, price_role
@@ -250,15 +251,23 @@ def _run(
     if tokenization and not (tokenization.base_ms or tokenization.per_input_token_ms):
         tokenization = None
     horizon = np.inf if spec.max_sim_time_ms is None else spec.max_sim_time_ms
-    options = RunOptions(max_in_flight, False, tokenization, horizon, threads, progress, timeline)
-    replay_pools = _run_aggregated if roles[0].stage == "aggregated" else _run_disaggregated
+    options = RunOptions(horizon, threads, progress, timeline, tokenization is not None)
     bounds: tuple[BoundTiming | None, ...] = ()
 
     def run(counted: np.ndarray | None) -> Outcome:
         nonlocal bounds
         bounds = tuple(None if timing is None else timing.bind() for timing in timings)
         try:
-            return replay_pools(payload, workload, roles, bounds, options, authored_order, counted)
+            return _simulate(
+                payload,
+                workload,
+                roles,
+                bounds,
+                options,
+                max_in_flight,
+                authored_order,
+                counted,
+            )
         except SimulationError as error:
             refusals = [bound.refusal for bound in bounds if bound is not None]
             raise SimulationError(next(filter(None, refusals), str(error))) from None
@@ -279,84 +288,55 @@ def _run(
     return outcome, measured, outside
 
 
-def _run_aggregated(
+def _simulate(
     payload: Payload,
     workload: Workload,
     roles: tuple[Role, ...],
     timings: tuple[BoundTiming | None, ...],
     options: RunOptions,
+    cap: int | None,
     authored_order: bool,
     counted: np.ndarray | None,
 ) -> Outcome:
-    role, timing = roles[0], timings[0]
+    """Lower and run: workers that nothing couples on their own, all others on the fleet's clock."""
+    topology = payload.spec.topology
     eviction = payload.spec.engine.kv_eviction_policy
-    workers = payload.spec.topology.workers.initial_workers
-    closed = options.max_in_flight is not None
-    waits = workload.sessions is not None or workload.dependencies is not None
-    # Belady's forecast is shared by all workers, and counts requests as they come to the fleet.
-    forecasts = eviction == "belady" and (workers > 1 or options.tokenization is not None)
-    coupled = waits or closed or forecasts
-    options = dataclasses.replace(options, coupled=coupled)
-    if waits:
-        from vecsim.run.waiting import lower_waiting
-
-        cap = options.max_in_flight
-        state = lower_waiting(
-            role, workload, workers, session_cap=cap, timing=timing, counted=counted
-        )
-        return simulate(state, workload, role, options)
-    state = lower(
-        role,
+    tokenization = payload.tokenization if options.tokenized else None
+    if roles[0].stage == "aggregated":
+        workers = topology.workers.initial_workers
+        waits = workload.sessions is not None or workload.dependencies is not None
+        # Belady's forecast is shared by all workers, and counts requests as they come to the fleet.
+        forecasts = eviction == "belady" and (workers > 1 or options.tokenized)
+        if not (waits or cap is not None or forecasts):
+            state = lower_independent(
+                roles[0],
+                workload,
+                workers,
+                eviction=eviction,
+                tokenization=tokenization,
+                timing=timings[0],
+                counted=counted,
+            )
+            return run_independent(state, workload, roles[0], options)
+        plans = (PoolPlan(roles[0], workers, timings[0]),)
+        topology = None
+    else:
+        counts = (topology.prefill.initial_workers, topology.decode.initial_workers)
+        plans = tuple(map(PoolPlan, roles, counts, timings))
+        eviction = "lru"
+    state = lower_fleet(
+        plans,
         workload,
-        workers,
+        topology=topology,
         eviction=eviction,
-        tokenization=options.tokenization,
+        tokenization=tokenization,
         authored_order=authored_order,
-        released_by_completions=closed,
-        coupled=coupled,
-        timing=timing,
+        cap=cap,
+        horizon_ms=options.horizon_ms,
+        record_segments=options.record_segments,
         counted=counted,
     )
-    return simulate(state, workload, role, options)
-
-
-def _run_disaggregated(
-    payload: Payload,
-    workload: Workload,
-    roles: tuple[Role, ...],
-    timings: tuple[BoundTiming | None, ...],
-    options: RunOptions,
-    authored_order: bool,
-    counted: np.ndarray | None,
-) -> Outcome:
-    # A user of aggregated pools does not wait for the import of these kernels.
-    from vecsim.run.execute_handoff import simulate_handoff
-    from vecsim.run.lower_handoff import lower_handoff
-
-    common = {
-        "tokenization": options.tokenization,
-        "horizon_ms": options.horizon_ms,
-        "timings": timings,
-        "record_segments": options.record_segments,
-        "counted": counted,
-    }
-    topology, cap = payload.spec.topology, options.max_in_flight
-    if workload.sessions is not None or workload.dependencies is not None:
-        from vecsim.run.waiting_handoff import lower_waiting_handoff
-
-        state = lower_waiting_handoff(roles, topology, workload, session_cap=cap, **common)
-    else:
-        state = lower_handoff(
-            roles,
-            topology,
-            workload,
-            authored_order=authored_order,
-            max_in_flight=cap,
-            **common,
-        )
-    return simulate_handoff(
-        state, workload, roles, options.progress, options.tokenization is not None
-    )
+    return run_fleet(state, workload, options)
 
 
 def _outside(bounds: tuple[BoundTiming | None, ...]) -> tuple[int, int] | None:
