@@ -9,7 +9,9 @@ from __future__ import annotations
 import numpy as np
 
 from vecsim.kernels.compile.jit import inner
-from vecsim.kernels.state.layout import COVERS, END_OF_USERS, NEVER, NEXT_USER, RETIRED, USER
+from vecsim.kernels.state import pools as P
+from vecsim.kernels.state import request as Q
+from vecsim.kernels.state.codes import NEVER
 
 
 @inner
@@ -17,14 +19,14 @@ def next_use(requests, forecast, node, block):
     """First request, not retired, whose prompt covers the given block of a node of the prefix tree;
     NEVER when there is none."""
     users = forecast.users
-    retired = requests.state[RETIRED]
-    end = np.int64(forecast.nodes[END_OF_USERS, node])
-    entry = np.int64(forecast.nodes[NEXT_USER, node])
-    while entry < end and retired[users[USER, entry]] != 0:
+    retired = requests.state[Q.RETIRED]
+    end = np.int64(forecast.nodes[P.END_OF_USERS, node])
+    entry = np.int64(forecast.nodes[P.NEXT_USER, node])
+    while entry < end and retired[users[P.USER, entry]] != 0:
         entry += 1
-    forecast.nodes[NEXT_USER, node] = entry
-    while entry < end and (users[COVERS, entry] <= block or retired[users[USER, entry]] != 0):
+    forecast.nodes[P.NEXT_USER, node] = entry
+    while entry < end and (users[P.COVERS, entry] <= block or retired[users[P.USER, entry]] != 0):
         entry += 1
     if entry == end:
         return NEVER
-    return np.int64(users[USER, entry])
+    return np.int64(users[P.USER, entry])

@@ -23,38 +23,10 @@ from vecsim.kernels.cache.kv_events import (
     note_stored,
 )
 from vecsim.kernels.compile.jit import inner
-from vecsim.kernels.state.layout import (
-    BLOCK_SIZE,
-    BLOCKS_PER_NODE,
-    CONTENT,
-    COPY_BUMP,
-    COPY_FREE,
-    FIRST_RUN,
-    FOLLOWING,
-    FREE,
-    HITS,
-    IDLE,
-    IDLE_HEAD,
-    IDLE_TAIL,
-    NEVER,
-    NEWER,
-    NEWEST,
-    NONE,
-    OLDER,
-    OWN_BEFORE,
-    OWN_FROM,
-    OWN_ROWS,
-    OWN_TAIL,
-    PATH,
-    PREFIX_CACHING,
-    PREVIOUS,
-    PRIMARY,
-    REFERENCES,
-    ROW,
-    RUN_CACHED,
-    SHARED,
-    UNLIMITED,
-)
+from vecsim.kernels.state import pools as P
+from vecsim.kernels.state import rank as R
+from vecsim.kernels.state import request as Q
+from vecsim.kernels.state.codes import NEVER, NONE, UNLIMITED
 
 
 @inner
@@ -68,41 +40,41 @@ def row_run(requests, s, q, block):
     """(row, count): index row of a request's block, and how many blocks from it on have
     consecutive rows."""
     state = requests.state
-    own = block - state[OWN_FROM, q]
+    own = block - state[Q.OWN_FROM, q]
     if own >= 0:
-        return state[OWN_ROWS, q] + own, UNLIMITED
-    per_node = s[BLOCKS_PER_NODE]
+        return state[Q.OWN_ROWS, q] + own, UNLIMITED
+    per_node = s[R.BLOCKS_PER_NODE]
     inside = block % per_node
-    first = np.int64(requests.path_rows[state[PATH, q] + block // per_node])
+    first = np.int64(requests.path_rows[state[Q.PATH, q] + block // per_node])
     return first + inside, min(per_node - inside, -own)
 
 
 @inner
 def link_idle(pools, s, node):
     """Append a node to the tail of the idle list."""
-    tail = s[IDLE_TAIL]
-    pools.nodes[PREVIOUS, node] = tail
-    pools.nodes[FOLLOWING, node] = NONE
+    tail = s[R.IDLE_TAIL]
+    pools.nodes[P.PREVIOUS, node] = tail
+    pools.nodes[P.FOLLOWING, node] = NONE
     if tail < 0:
-        s[IDLE_HEAD] = node
+        s[R.IDLE_HEAD] = node
     else:
-        pools.nodes[FOLLOWING, tail] = node
-    s[IDLE_TAIL] = node
+        pools.nodes[P.FOLLOWING, tail] = node
+    s[R.IDLE_TAIL] = node
 
 
 @inner
 def unlink_idle(pools, s, node):
     """Take a node out of the idle list."""
-    before = np.int64(pools.nodes[PREVIOUS, node])
-    after = np.int64(pools.nodes[FOLLOWING, node])
+    before = np.int64(pools.nodes[P.PREVIOUS, node])
+    after = np.int64(pools.nodes[P.FOLLOWING, node])
     if before < 0:
-        s[IDLE_HEAD] = after
+        s[R.IDLE_HEAD] = after
     else:
-        pools.nodes[FOLLOWING, before] = after
+        pools.nodes[P.FOLLOWING, before] = after
     if after < 0:
-        s[IDLE_TAIL] = before
+        s[R.IDLE_TAIL] = before
     else:
-        pools.nodes[PREVIOUS, after] = before
+        pools.nodes[P.PREVIOUS, after] = before
 
 
 @inner
@@ -110,22 +82,22 @@ def new_copy(pools, s, row):
     """A referenced copy of `row`, the newest of its identity."""
     nodes = pools.nodes
     index = pools.index
-    copy = s[COPY_FREE]
+    copy = s[R.COPY_FREE]
     if copy >= 0:
-        s[COPY_FREE] = nodes[NEWER, copy]
+        s[R.COPY_FREE] = nodes[P.NEWER, copy]
     else:
-        copy = s[COPY_BUMP]
-        s[COPY_BUMP] += 1
-    older = np.int64(index[NEWEST, row])
-    nodes[ROW, copy] = row
-    nodes[REFERENCES, copy] = 1
-    nodes[OLDER, copy] = older
-    nodes[NEWER, copy] = NONE
+        copy = s[R.COPY_BUMP]
+        s[R.COPY_BUMP] += 1
+    older = np.int64(index[P.NEWEST, row])
+    nodes[P.ROW, copy] = row
+    nodes[P.REFERENCES, copy] = 1
+    nodes[P.OLDER, copy] = older
+    nodes[P.NEWER, copy] = NONE
     if older < 0:
-        index[PRIMARY, row] = copy
+        index[P.PRIMARY, row] = copy
     else:
-        nodes[NEWER, older] = copy
-    index[NEWEST, row] = copy
+        nodes[P.NEWER, older] = copy
+    index[P.NEWEST, row] = copy
     return copy
 
 
@@ -133,40 +105,40 @@ def new_copy(pools, s, row):
 def forget_copy(pools, s, copy):
     """Drop an evicted copy; the next oldest of its identity takes over."""
     nodes = pools.nodes
-    row = nodes[ROW, copy]
-    older = np.int64(nodes[OLDER, copy])
-    newer = np.int64(nodes[NEWER, copy])
+    row = nodes[P.ROW, copy]
+    older = np.int64(nodes[P.OLDER, copy])
+    newer = np.int64(nodes[P.NEWER, copy])
     if older < 0:
-        pools.index[PRIMARY, row] = newer
+        pools.index[P.PRIMARY, row] = newer
     else:
-        nodes[NEWER, older] = newer
+        nodes[P.NEWER, older] = newer
     if newer < 0:
-        pools.index[NEWEST, row] = older
+        pools.index[P.NEWEST, row] = older
     else:
-        nodes[OLDER, newer] = older
-    nodes[NEWER, copy] = s[COPY_FREE]
-    s[COPY_FREE] = copy
+        nodes[P.OLDER, newer] = older
+    nodes[P.NEWER, copy] = s[R.COPY_FREE]
+    s[R.COPY_FREE] = copy
 
 
 @inner
 def belady_victim(requests, pools, forecast, s):
     """Idle copy to evict: a duplicate, else the farthest next use, else the earliest release."""
-    victim = s[IDLE_HEAD]
+    victim = s[R.IDLE_HEAD]
     victim_use = NONE
     node = victim
     while node >= 0:
-        row = pools.nodes[ROW, node]
-        if pools.index[PRIMARY, row] != pools.index[NEWEST, row]:
+        row = pools.nodes[P.ROW, node]
+        if pools.index[P.PRIMARY, row] != pools.index[P.NEWEST, row]:
             return node
         use = NEVER
-        content = np.int64(pools.index[CONTENT, row])
+        content = np.int64(pools.index[P.CONTENT, row])
         if content >= 0:
-            per_node = s[BLOCKS_PER_NODE]
+            per_node = s[R.BLOCKS_PER_NODE]
             use = next_use(requests, forecast, content // per_node, content % per_node)
         if use > victim_use:
             victim = node
             victim_use = use
-        node = np.int64(pools.nodes[FOLLOWING, node])
+        node = np.int64(pools.nodes[P.FOLLOWING, node])
     return victim
 
 
@@ -175,23 +147,23 @@ def next_victim(forecast, requests, pools, s):
     """Idle copy or run to evict: the head of the idle list, or Belady's choice."""
     if forecast is not None:
         return belady_victim(requests, pools, forecast, s)
-    return s[IDLE_HEAD]
+    return s[R.IDLE_HEAD]
 
 
 @inner
 def evict(requests, pools, s, count):
     """Evict `count` idle blocks: one event, as far as no copy of them is left."""
-    first_run = s[FIRST_RUN]
-    run_cached = requests.state[RUN_CACHED]
-    s[IDLE] -= count
+    first_run = s[R.FIRST_RUN]
+    run_cached = requests.state[Q.RUN_CACHED]
+    s[R.IDLE] -= count
     begin_run(pools.events, s, REMOVED_FIRST)
     while count > 0:
         node = next_victim(pools.forecast, requests, pools, s)
         if node < first_run:
-            row = np.int64(pools.nodes[ROW, node])
+            row = np.int64(pools.nodes[P.ROW, node])
             unlink_idle(pools, s, node)
             forget_copy(pools, s, node)
-            note_removed(pools.events, s, row, np.int64(pools.index[PRIMARY, row]))
+            note_removed(pools.events, s, row, np.int64(pools.index[P.PRIMARY, row]))
             count -= 1
         else:
             eaten = min(count, np.int64(run_cached[node - first_run]))
@@ -205,8 +177,8 @@ def evict(requests, pools, s, count):
 @inner
 def take_blocks(requests, pools, s, count):
     """Take `count` blocks for new content: free ones first, then by eviction."""
-    evicted = max(count - s[FREE], np.int64(0))
-    s[FREE] -= count - evicted
+    evicted = max(count - s[R.FREE], np.int64(0))
+    s[R.FREE] -= count - evicted
     if evicted > 0:
         evict(requests, pools, s, evicted)
 
@@ -217,64 +189,64 @@ def find_prefix(requests, pools, s, q, most):
     among them."""
     hits = np.int64(0)
     active = np.int64(0)
-    if s[PREFIX_CACHING] == 0:
+    if s[R.PREFIX_CACHING] == 0:
         return hits, active
-    shared = np.int64(requests.state[SHARED, q])
+    shared = np.int64(requests.state[Q.SHARED, q])
     last = min(most, shared)
     while hits < last:
         row, count = row_run(requests, s, q, hits)
         for _ in range(min(count, last - hits)):
-            copy = pools.index[PRIMARY, row]
+            copy = pools.index[P.PRIMARY, row]
             if copy < 0:
                 return hits, active
-            active += np.int64(pools.nodes[REFERENCES, copy] > 0)
+            active += np.int64(pools.nodes[P.REFERENCES, copy] > 0)
             hits += 1
             row += 1
     if hits == shared:
-        hits += min(most - hits, np.int64(requests.state[RUN_CACHED, q]))
+        hits += min(most - hits, np.int64(requests.state[Q.RUN_CACHED, q]))
     return hits, active
 
 
 @inner
 def reference_prefix(requests, pools, s, q, hits):
     """Reference the `hits` leading blocks that `find_prefix` reported."""
-    shared = min(hits, np.int64(requests.state[SHARED, q]))
+    shared = min(hits, np.int64(requests.state[Q.SHARED, q]))
     block = np.int64(0)
     while block < shared:
         row, count = row_run(requests, s, q, block)
         for _ in range(min(count, shared - block)):
-            copy = np.int64(pools.index[PRIMARY, row])
-            if pools.nodes[REFERENCES, copy] == 0:
+            copy = np.int64(pools.index[P.PRIMARY, row])
+            if pools.nodes[P.REFERENCES, copy] == 0:
                 unlink_idle(pools, s, copy)
-                s[IDLE] -= 1
-            pools.nodes[REFERENCES, copy] += 1
+                s[R.IDLE] -= 1
+            pools.nodes[P.REFERENCES, copy] += 1
             block += 1
             row += 1
     run = hits - shared
     if run > 0:
-        requests.state[RUN_CACHED, q] -= run
-        s[IDLE] -= run
-        if requests.state[RUN_CACHED, q] == 0:
-            unlink_idle(pools, s, s[FIRST_RUN] + q)
-    requests.state[HITS, q] = shared
-    requests.state[OWN_TAIL, q] = NONE
+        requests.state[Q.RUN_CACHED, q] -= run
+        s[R.IDLE] -= run
+        if requests.state[Q.RUN_CACHED, q] == 0:
+            unlink_idle(pools, s, s[R.FIRST_RUN] + q)
+    requests.state[Q.HITS, q] = shared
+    requests.state[Q.OWN_TAIL, q] = NONE
 
 
 @inner
 def publish(requests, pools, s, q, first, end):
     """Make the just computed full blocks first..end-1 findable; those that were not are stored."""
-    if s[PREFIX_CACHING] == 0:
+    if s[R.PREFIX_CACHING] == 0:
         return
-    end = min(end, np.int64(requests.state[SHARED, q]))
+    end = min(end, np.int64(requests.state[Q.SHARED, q]))
     block = first
     begin_run(pools.events, s, STORED_FIRST)
     while block < end:
         row, count = row_run(requests, s, q, block)
         for _ in range(min(count, end - block)):
-            note_stored(pools.events, s, row, np.int64(pools.index[PRIMARY, row]))
+            note_stored(pools.events, s, row, np.int64(pools.index[P.PRIMARY, row]))
             copy = new_copy(pools, s, row)
-            pools.nodes[OWN_BEFORE, copy] = requests.state[OWN_TAIL, q]
-            requests.state[OWN_TAIL, q] = copy
+            pools.nodes[P.OWN_BEFORE, copy] = requests.state[Q.OWN_TAIL, q]
+            requests.state[Q.OWN_TAIL, q] = copy
             block += 1
             row += 1
     end_stored(pools.events, s)
@@ -283,32 +255,32 @@ def publish(requests, pools, s, q, first, end):
 @inner
 def release_copy(pools, s, copy):
     """Give back one reference."""
-    pools.nodes[REFERENCES, copy] -= 1
-    if pools.nodes[REFERENCES, copy] == 0:
+    pools.nodes[P.REFERENCES, copy] -= 1
+    if pools.nodes[P.REFERENCES, copy] == 0:
         link_idle(pools, s, copy)
-        s[IDLE] += 1
+        s[R.IDLE] += 1
 
 
 @inner
 def release(requests, pools, s, q, computed):
     """Give back all blocks of `q`, which hold `computed` tokens: the last block first."""
-    full = computed // s[BLOCK_SIZE]
-    s[FREE] += np.int64(computed % s[BLOCK_SIZE] != 0)
-    if s[PREFIX_CACHING] == 0:
-        s[FREE] += full
+    full = computed // s[R.BLOCK_SIZE]
+    s[R.FREE] += np.int64(computed % s[R.BLOCK_SIZE] != 0)
+    if s[R.PREFIX_CACHING] == 0:
+        s[R.FREE] += full
         return
-    shared = min(full, np.int64(requests.state[SHARED, q]))
+    shared = min(full, np.int64(requests.state[Q.SHARED, q]))
     if full > shared:
-        requests.state[RUN_CACHED, q] = full - shared
-        link_idle(pools, s, s[FIRST_RUN] + q)
-        s[IDLE] += full - shared
-    hits = np.int64(requests.state[HITS, q])
-    copy = np.int64(requests.state[OWN_TAIL, q])
+        requests.state[Q.RUN_CACHED, q] = full - shared
+        link_idle(pools, s, s[R.FIRST_RUN] + q)
+        s[R.IDLE] += full - shared
+    hits = np.int64(requests.state[Q.HITS, q])
+    copy = np.int64(requests.state[Q.OWN_TAIL, q])
     for _ in range(shared - hits):
         release_copy(pools, s, copy)
-        copy = np.int64(pools.nodes[OWN_BEFORE, copy])
+        copy = np.int64(pools.nodes[P.OWN_BEFORE, copy])
     for back in range(hits):
         row, _ = row_run(requests, s, q, hits - 1 - np.int64(back))
-        release_copy(pools, s, np.int64(pools.index[PRIMARY, row]))
-    requests.state[OWN_TAIL, q] = NONE
-    requests.state[HITS, q] = 0
+        release_copy(pools, s, np.int64(pools.index[P.PRIMARY, row]))
+    requests.state[Q.OWN_TAIL, q] = NONE
+    requests.state[Q.HITS, q] = 0

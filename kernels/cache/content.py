@@ -18,44 +18,12 @@ import numpy as np
 
 from vecsim.kernels.cache.block_pool import new_copy, publish, row_run, unlink_idle
 from vecsim.kernels.compile.jit import inner
-from vecsim.kernels.state.fleet import (
-    CONTENT_KEY,
-    CONTENT_ROW,
-    COPIES_USED,
-    OWN_KEYS,
-    OWN_WHOLE,
-    ROWS_USED,
-)
-from vecsim.kernels.state.layout import (
-    BLOCK_SIZE,
-    BLOCKS_PER_NODE,
-    COMPUTED,
-    CONTENT,
-    COPY_FREE,
-    FAMILY,
-    FIRST_RUN,
-    FOLLOWING,
-    GRANTED,
-    IDLE_TAIL,
-    ISL,
-    LIMIT,
-    NEVER,
-    NEWER,
-    NONE,
-    NUM_BLOCKS,
-    OWN_FROM,
-    OWN_ROWS,
-    PATH,
-    PREVIOUS,
-    RANK,
-    REFERENCES,
-    RUN_CACHED,
-    SHAREABLE,
-    SHARED,
-    SINGLE_COPIES,
-    STATUS,
-    UNFINISHED,
-)
+from vecsim.kernels.state import fleet as F
+from vecsim.kernels.state import pools as P
+from vecsim.kernels.state import rank as R
+from vecsim.kernels.state import request as Q
+from vecsim.kernels.state import status as S
+from vecsim.kernels.state.codes import NEVER, NONE
 
 SPARE_COPIES = np.int64(8)
 """Copies per block of a request: one recomputed while an old copy lingers adds one."""
@@ -70,7 +38,7 @@ def _slot_of(table, key):
     mask = np.int64(len(table)) - 1
     mixed = (key ^ (key >> _CONTENT_BITS)) * _FACTOR
     slot = (mixed ^ (mixed >> np.int64(29))) & mask
-    while table[slot, CONTENT_KEY] >= 0 and table[slot, CONTENT_KEY] != key:
+    while table[slot, F.CONTENT_KEY] >= 0 and table[slot, F.CONTENT_KEY] != key:
         slot = (slot + 1) & mask
     return slot
 
@@ -78,24 +46,24 @@ def _slot_of(table, key):
 @inner
 def _new_rows(forecast, pools, content, first_content, count):
     """Hand out `count` rows; the forecast may want to know what they stand for."""
-    row = content.state[ROWS_USED]
-    content.state[ROWS_USED] = row + count
+    row = content.state[F.ROWS_USED]
+    content.state[F.ROWS_USED] = row + count
     if forecast is not None and first_content >= 0:
         for k in range(count):
-            pools.index[CONTENT, row + k] = first_content + k
+            pools.index[P.CONTENT, row + k] = first_content + k
     return row
 
 
 @inner
 def _grant_copies(pools, content, s, wanted):
     """Give a rank copies for so many more blocks, but no more than it has blocks."""
-    wanted = min(wanted, s[NUM_BLOCKS] - s[GRANTED])
-    first = content.state[COPIES_USED]
+    wanted = min(wanted, s[R.NUM_BLOCKS] - s[R.GRANTED])
+    first = content.state[F.COPIES_USED]
     for copy in range(first, first + wanted):
-        pools.nodes[NEWER, copy] = s[COPY_FREE]
-        s[COPY_FREE] = copy
-    content.state[COPIES_USED] = first + wanted
-    s[GRANTED] += wanted
+        pools.nodes[P.NEWER, copy] = s[R.COPY_FREE]
+        s[R.COPY_FREE] = copy
+    content.state[F.COPIES_USED] = first + wanted
+    s[R.GRANTED] += wanted
 
 
 @inner
@@ -103,23 +71,23 @@ def _split_run(requests, pools, s, q, first, count):
     """Make copies of the `count` leading blocks, from `first` on, of an idle run. They keep their
     places in the idle list: right behind the rest of the run, the last block first."""
     nodes = pools.nodes
-    run = s[FIRST_RUN] + q
+    run = s[R.FIRST_RUN] + q
     before = run
     for back in range(count):
         row, _ = row_run(requests, s, q, first + count - 1 - np.int64(back))
         copy = new_copy(pools, s, row)
-        nodes[REFERENCES, copy] = 0
-        after = np.int64(nodes[FOLLOWING, before])
-        nodes[PREVIOUS, copy] = before
-        nodes[FOLLOWING, copy] = after
-        nodes[FOLLOWING, before] = copy
+        nodes[P.REFERENCES, copy] = 0
+        after = np.int64(nodes[P.FOLLOWING, before])
+        nodes[P.PREVIOUS, copy] = before
+        nodes[P.FOLLOWING, copy] = after
+        nodes[P.FOLLOWING, before] = copy
         if after < 0:
-            s[IDLE_TAIL] = copy
+            s[R.IDLE_TAIL] = copy
         else:
-            nodes[PREVIOUS, after] = copy
+            nodes[P.PREVIOUS, after] = copy
         before = copy
-    requests.state[RUN_CACHED, q] -= count
-    if requests.state[RUN_CACHED, q] == 0:
+    requests.state[Q.RUN_CACHED, q] -= count
+    if requests.state[Q.RUN_CACHED, q] == 0:
         unlink_idle(pools, s, run)
 
 
@@ -127,14 +95,14 @@ def _split_run(requests, pools, s, q, first, count):
 def _share(requests, pools, content, s, q, shared):
     """Another request has the `shared` leading blocks of `q`, which had fewer to share so far."""
     state = requests.state
-    before = np.int64(state[SHARED, q])
-    state[SHARED, q] = shared
+    before = np.int64(state[Q.SHARED, q])
+    state[Q.SHARED, q] = shared
     _grant_copies(pools, content, s, shared - before)
-    idle = np.int64(state[RUN_CACHED, q])
+    idle = np.int64(state[Q.RUN_CACHED, q])
     if idle > 0:
         _split_run(requests, pools, s, q, before, min(idle, shared - before))
-    elif state[STATUS, q] == UNFINISHED:
-        publish(requests, pools, s, q, before, np.int64(state[COMPUTED, q]) // s[BLOCK_SIZE])
+    elif state[Q.STATUS, q] == S.UNFINISHED:
+        publish(requests, pools, s, q, before, np.int64(state[Q.COMPUTED, q]) // s[R.BLOCK_SIZE])
 
 
 @inner
@@ -142,32 +110,32 @@ def _place_path(requests, pools, content, s, q, rank, at_once):
     """Give the shareable nodes of a path their rows on a rank: all of them `at_once`, or those that
     another request has there. Returns how many blocks have rows."""
     state = requests.state
-    per_node = s[BLOCKS_PER_NODE]
-    path = np.int64(state[PATH, q])
-    shareable = np.int64(state[SHAREABLE, q])
+    per_node = s[R.BLOCKS_PER_NODE]
+    path = np.int64(state[Q.PATH, q])
+    shareable = np.int64(state[Q.SHAREABLE, q])
     shared = np.int64(0)
     other = NONE
     for depth in range((shareable + per_node - 1) // per_node):
         node = np.int64(requests.path_rows[path + depth])
         key = (rank << _CONTENT_BITS) | node
         slot = _slot_of(content.table, key)
-        if content.table[slot, CONTENT_KEY] < 0:
-            content.table[slot, CONTENT_KEY] = key
-            content.table[slot, CONTENT_ROW] = -1 - q
+        if content.table[slot, F.CONTENT_KEY] < 0:
+            content.table[slot, F.CONTENT_KEY] = key
+            content.table[slot, F.CONTENT_ROW] = -1 - q
             if not at_once:
                 continue
-        row = content.table[slot, CONTENT_ROW]
+        row = content.table[slot, F.CONTENT_ROW]
         if row < 0:
             first = -1 - row
             row = _new_rows(pools.forecast, pools, content, node * per_node, per_node)
-            content.table[slot, CONTENT_ROW] = row
+            content.table[slot, F.CONTENT_ROW] = row
             if first != q:
                 other = first
-                requests.path_rows[state[PATH, other] + depth] = row
+                requests.path_rows[state[Q.PATH, other] + depth] = row
         requests.path_rows[path + depth] = row
         shared += per_node
     if other >= 0:
-        most = min(shared, np.int64(state[SHAREABLE, other]))
+        most = min(shared, np.int64(state[Q.SHAREABLE, other]))
         _share(requests, pools, content, s, other, most)
     return min(shared, shareable)
 
@@ -177,30 +145,32 @@ def place_blocks(requests, pools, content, s, q, rank):
     """Place `q`, whose SHARED blocks others of the fleet have too, on a rank: it gets rows for what
     is shared there, the rank copies."""
     state = requests.state
-    state[RANK, q] = rank
-    state[SHAREABLE, q] = state[SHARED, q]
-    family = np.int64(state[FAMILY, q])
+    state[Q.RANK, q] = rank
+    state[Q.SHAREABLE, q] = state[Q.SHARED, q]
+    family = np.int64(state[Q.FAMILY, q])
     own = np.int64(content.own[family])
-    state[OWN_FROM, q] = NEVER
-    if state[SHAREABLE, q] == 0 and own == 0:
+    state[Q.OWN_FROM, q] = NEVER
+    if state[Q.SHAREABLE, q] == 0 and own == 0:
         return
-    single = s[SINGLE_COPIES] != 0
+    single = s[R.SINGLE_COPIES] != 0
     shared = _place_path(requests, pools, content, s, q, rank, single or own > 0)
     if own > 0:
-        key = (rank << _CONTENT_BITS) | (content.state[OWN_KEYS] + family)
+        key = (rank << _CONTENT_BITS) | (content.state[F.OWN_KEYS] + family)
         slot = _slot_of(content.table, key)
-        if content.table[slot, CONTENT_KEY] < 0:
-            content.table[slot, CONTENT_KEY] = key
-            content.table[slot, CONTENT_ROW] = _new_rows(pools.forecast, pools, content, NONE, own)
-        state[OWN_FROM, q] = shared
-        state[OWN_ROWS, q] = content.table[slot, CONTENT_ROW]
-        if content.state[OWN_WHOLE] != 0:
-            state[OWN_ROWS, q] += shared
+        if content.table[slot, F.CONTENT_KEY] < 0:
+            content.table[slot, F.CONTENT_KEY] = key
+            content.table[slot, F.CONTENT_ROW] = _new_rows(
+                pools.forecast, pools, content, NONE, own
+            )
+        state[Q.OWN_FROM, q] = shared
+        state[Q.OWN_ROWS, q] = content.table[slot, F.CONTENT_ROW]
+        if content.state[F.OWN_WHOLE] != 0:
+            state[Q.OWN_ROWS, q] += shared
             shared = max(shared, own)
         else:
             shared += own
-    state[SHARED, q] = shared
-    wanted = min((np.int64(state[ISL, q]) + state[LIMIT, q]) // s[BLOCK_SIZE], shared)
+    state[Q.SHARED, q] = shared
+    wanted = min((np.int64(state[Q.ISL, q]) + state[Q.LIMIT, q]) // s[R.BLOCK_SIZE], shared)
     if single:
         wanted *= SPARE_COPIES
     _grant_copies(pools, content, s, wanted)

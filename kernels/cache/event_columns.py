@@ -20,17 +20,10 @@ from vecsim.kernels.cache.block_pool import row_run
 from vecsim.kernels.cache.hashing import SEED, chained, output_token, xxh3_64
 from vecsim.kernels.cache.kv_events import KIND_BITS, REMOVED_FIRST, ROW_BITS, STORED_FIRST, VISIBLE
 from vecsim.kernels.compile.jit import entry, inner
-from vecsim.kernels.state.layout import (
-    ADMISSIONS,
-    BLOCK_SIZE,
-    COMPUTED,
-    DEADLOCK,
-    FAMILY,
-    GENERATED,
-    ISL,
-    NONE,
-    REASON,
-)
+from vecsim.kernels.state import rank as R
+from vecsim.kernels.state import request as Q
+from vecsim.kernels.state import status as S
+from vecsim.kernels.state.codes import NONE
 
 TOKENS_HASH, BLOCK_HASH = (np.int64(k) for k in range(2))
 
@@ -88,13 +81,13 @@ def _own_token_run(tokens, index, position):
 @inner
 def _begin_of_turn(requests, order, tokens, q):
     """Where the conversation of a family goes on with the turn `q`."""
-    return np.int64(requests.state[ISL, q]) - np.int64(tokens.prompt[order[q]])
+    return np.int64(requests.state[Q.ISL, q]) - np.int64(tokens.prompt[order[q]])
 
 
 @inner
 def _token_run(requests, order, tokens, q, position):
     """Token value at a position of a request, and the end of the run of equal tokens it is in."""
-    turn = np.int64(requests.state[FAMILY, q])
+    turn = np.int64(requests.state[Q.FAMILY, q])
     last = q
     while turn < last:
         middle = (turn + last + 1) // 2
@@ -135,13 +128,13 @@ def hash_rows(requests, s, order, tokens, hashes, before):
         before: int32 [rows], written: row of the block before, NONE for a first block.
     """
     state = requests.state
-    block_size = s[BLOCK_SIZE]
+    block_size = s[R.BLOCK_SIZE]
     for q in range(len(order)):
-        waited = state[REASON, q] == DEADLOCK
-        if state[ADMISSIONS, q] == 0 and state[COMPUTED, q] == 0 and not waited:
+        waited = state[Q.REASON, q] == S.DEADLOCK
+        if state[Q.ADMISSIONS, q] == 0 and state[Q.COMPUTED, q] == 0 and not waited:
             continue
         q = np.int64(q)
-        blocks = (np.int64(state[ISL, q]) + state[GENERATED, q]) // block_size
+        blocks = (np.int64(state[Q.ISL, q]) + state[Q.GENERATED, q]) // block_size
         block = np.int64(0)
         previous = NONE
         run_end = np.int64(0)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import numpy as np
 
 from vecsim.kernels.compile.jit import inner
-from vecsim.kernels.state.layout import SCHEDULER_ID
+from vecsim.kernels.state import rank as R
 
 # --- an entry of the log: a word of rank, kind and row, and a second word -------------------------
 STORED_FIRST, STORED_NEXT, REMOVED_FIRST, REMOVED_NEXT, VISIBLE = (np.int64(k) for k in range(5))
@@ -49,7 +49,7 @@ LOG_RANK = 8
 @inner
 def log_blocks(events, s, kind, row, count):
     """Blocks of an event of the rank `s`: rows from `row` up, or with a negative count, down."""
-    rank = s[SCHEDULER_ID]
+    rank = s[R.SCHEDULER_ID]
     at = events.state[LOG_LENGTH]
     events.words[at] = (((rank << KIND_BITS) | kind) << ROW_BITS) | row
     events.words[at + 1] = count
@@ -60,7 +60,7 @@ def log_blocks(events, s, kind, row, count):
 @inner
 def mark_visible(events, s, now, occasion):
     """What the rank `s` logged since the last mark can be seen from `now` (ms, float64) on."""
-    rank = s[SCHEDULER_ID]
+    rank = s[R.SCHEDULER_ID]
     if events.ranks[OPEN, rank] == 0:
         return
     at = events.state[LOG_LENGTH]
@@ -91,8 +91,8 @@ def mark_pass_end(events, s, now):
 def begin_run(events, s, kind):
     """A new event of this kind; nothing without observation."""
     if events is not None:
-        events.ranks[RUN_KIND, s[SCHEDULER_ID]] = kind
-        events.ranks[RUN_LENGTH, s[SCHEDULER_ID]] = 0
+        events.ranks[RUN_KIND, s[R.SCHEDULER_ID]] = kind
+        events.ranks[RUN_LENGTH, s[R.SCHEDULER_ID]] = 0
 
 
 @inner
@@ -100,7 +100,7 @@ def note_stored(events, s, row, primary):
     """A block with this row is published; it is stored if nobody could find it before (`primary`,
     its oldest copy, is NONE). What follows a known block begins an event of its own."""
     if events is not None:
-        state = events.ranks[:, s[SCHEDULER_ID]]
+        state = events.ranks[:, s[R.SCHEDULER_ID]]
         if state[RUN_LENGTH] > 0 and (primary >= 0 or row != state[RUN_FIRST] + state[RUN_LENGTH]):
             log_blocks(events, s, state[RUN_KIND], state[RUN_FIRST], state[RUN_LENGTH])
             state[RUN_KIND] = STORED_NEXT
@@ -117,7 +117,7 @@ def note_stored(events, s, row, primary):
 def note_removed(events, s, row, primary):
     """A copy of this row was evicted; the block is gone if `primary`, its oldest copy, is NONE."""
     if events is not None:
-        state = events.ranks[:, s[SCHEDULER_ID]]
+        state = events.ranks[:, s[R.SCHEDULER_ID]]
         if primary < 0:
             if state[RUN_LENGTH] > 0 and row != state[RUN_FIRST] - state[RUN_LENGTH]:
                 log_blocks(events, s, state[RUN_KIND], state[RUN_FIRST], -state[RUN_LENGTH])
@@ -132,7 +132,7 @@ def note_removed(events, s, row, primary):
 def end_stored(events, s):
     """Log the run of stored blocks that was put together last."""
     if events is not None:
-        state = events.ranks[:, s[SCHEDULER_ID]]
+        state = events.ranks[:, s[R.SCHEDULER_ID]]
         if state[RUN_LENGTH] > 0:
             log_blocks(events, s, state[RUN_KIND], state[RUN_FIRST], state[RUN_LENGTH])
 
@@ -141,6 +141,6 @@ def end_stored(events, s):
 def end_removed(events, s):
     """Log the run of removed blocks that was put together last."""
     if events is not None:
-        state = events.ranks[:, s[SCHEDULER_ID]]
+        state = events.ranks[:, s[R.SCHEDULER_ID]]
         if state[RUN_LENGTH] > 0:
             log_blocks(events, s, state[RUN_KIND], state[RUN_FIRST], -state[RUN_LENGTH])

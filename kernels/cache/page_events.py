@@ -32,18 +32,10 @@ from vecsim.kernels.cache.kv_events import (
 )
 from vecsim.kernels.cache.page_keys import common_depth
 from vecsim.kernels.compile.jit import inner
-from vecsim.kernels.state.layout import (
-    ACTIVATED_HEAD,
-    END,
-    ISL,
-    NEXT,
-    NONE,
-    OWNER,
-    PAGE_SIZE,
-    PREFILL_TOKENS,
-    RUNNING,
-    SCHEDULER_ID,
-)
+from vecsim.kernels.state import pools as P
+from vecsim.kernels.state import rank as R
+from vecsim.kernels.state import request as Q
+from vecsim.kernels.state.codes import NONE
 
 DECODES_A_REPORT = np.int64(40)
 
@@ -71,12 +63,12 @@ def pages_activated(events, s, q, pages):
     and wait for a slot."""
     state = events.named.state
     depth = np.int64(0)
-    other = s[ACTIVATED_HEAD]
+    other = s[R.ACTIVATED_HEAD]
     while other >= 0 and depth < pages:
-        full = min(np.int64(state[ISL, other]) // s[PAGE_SIZE], pages)
+        full = min(np.int64(state[Q.ISL, other]) // s[R.PAGE_SIZE], pages)
         if full > depth:
             depth = max(depth, common_depth(events.named, s, q, other, np.int64(0), full))
-        other = np.int64(state[NEXT, other])
+        other = np.int64(state[Q.NEXT, other])
     return depth
 
 
@@ -92,9 +84,9 @@ def pages_at_once(forecast, pages):
 def log_cut(events, forecast, pools, s, leaf, pages):
     """The last `pages` pages of a leaf are about to go, the last page first."""
     if events is not None:
-        state = events.ranks[:, s[SCHEDULER_ID]]
-        owner = np.int64(pools.nodes[OWNER, leaf])
-        end = np.int64(pools.nodes[END, leaf])
+        state = events.ranks[:, s[R.SCHEDULER_ID]]
+        owner = np.int64(pools.nodes[P.OWNER, leaf])
+        end = np.int64(pools.nodes[P.END, leaf])
         stop = end - pages
         step = pages_at_once(forecast, pages)
         while end > stop:
@@ -109,7 +101,7 @@ def log_cut(events, forecast, pools, s, leaf, pages):
 @inner
 def continues(events, s, q, page):
     """Whether a page follows the one that was stored last."""
-    last = events.ranks[LAST_STORED, s[SCHEDULER_ID]]
+    last = events.ranks[LAST_STORED, s[R.SCHEDULER_ID]]
     if page == 0 or last < 0:
         return False
     row, _ = row_run(events.named, s, q, page - 1)
@@ -122,7 +114,7 @@ def log_inserted(events, s, q, first, last):
     if events is not None:
         first = max(first, pages_activated(events, s, q, last))
         if first < last:
-            state = events.ranks[:, s[SCHEDULER_ID]]
+            state = events.ranks[:, s[R.SCHEDULER_ID]]
             kind = STORED_NEXT if continues(events, s, q, first) else STORED_FIRST
             state[LAST_STORED] = log_pages(events, s, q, first, last, kind, STORED_NEXT)
             state[NEXT_REMOVED] = REMOVED_FIRST
@@ -133,8 +125,8 @@ def log_inserted(events, s, q, first, last):
 def hand_over(events, s, now, occasion):
     """All that was logged can be seen from `now` on."""
     mark_visible(events, s, now, occasion)
-    events.ranks[NEXT_REMOVED, s[SCHEDULER_ID]] = REMOVED_FIRST
-    events.ranks[LAST_STORED, s[SCHEDULER_ID]] = NONE
+    events.ranks[NEXT_REMOVED, s[R.SCHEDULER_ID]] = REMOVED_FIRST
+    events.ranks[LAST_STORED, s[R.SCHEDULER_ID]] = NONE
 
 
 @inner
@@ -146,13 +138,13 @@ def report(events, s, now):
 @inner
 def report_is_due(events, s):
     """Whether the decode pass that was counted last is one after which the rank reports."""
-    return events.ranks[DECODES, s[SCHEDULER_ID]] == 0
+    return events.ranks[DECODES, s[R.SCHEDULER_ID]] == 0
 
 
 @inner
 def count_decode(events, s):
     """Count a decode pass."""
-    rank = s[SCHEDULER_ID]
+    rank = s[R.SCHEDULER_ID]
     events.ranks[DECODES, rank] = (events.ranks[DECODES, rank] + 1) % DECODES_A_REPORT
 
 
@@ -163,19 +155,19 @@ def count_pass(events, s, is_decode):
         if is_decode:
             count_decode(events, s)
             return report_is_due(events, s)
-        return s[PREFILL_TOKENS] > 0
+        return s[R.PREFILL_TOKENS] > 0
     return False
 
 
 @inner
 def report_after_pass(events, s, due, end):
     """The report of a pass, if it is `due` or nothing is left running."""
-    if events is not None and (due or s[RUNNING] == 0):
+    if events is not None and (due or s[R.RUNNING] == 0):
         report(events, s, end)
 
 
 @inner
 def report_after_run(events, s, end):
     """The report of the last pass of a decode run, after what it ends was stored."""
-    if events is not None and (report_is_due(events, s) or s[RUNNING] == 0):
+    if events is not None and (report_is_due(events, s) or s[R.RUNNING] == 0):
         report(events, s, end)

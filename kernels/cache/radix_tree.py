@@ -19,33 +19,10 @@ from vecsim.kernels.cache.belady import next_use
 from vecsim.kernels.cache.page_events import log_cut
 from vecsim.kernels.cache.page_keys import common_depth, page_key
 from vecsim.kernels.compile.jit import inner
-from vecsim.kernels.state.layout import (
-    BLOCKS_PER_NODE,
-    CHILDREN,
-    END,
-    FREE,
-    IDLE,
-    IDLE_HEAD,
-    IDLE_TAIL,
-    KEY,
-    LESS_RECENT,
-    LOCKS,
-    MORE_RECENT,
-    NEVER,
-    NODE_BUMP,
-    NONE,
-    OWNER,
-    PARENT,
-    ROOT,
-    SHARED,
-    START,
-    TABLE_STALE,
-    TIME,
-    TREE_CLOCK,
-    UNSORTED,
-    UNUSED_COUNT,
-    UNUSED_HEAD,
-)
+from vecsim.kernels.state import pools as P
+from vecsim.kernels.state import rank as R
+from vecsim.kernels.state import request as Q
+from vecsim.kernels.state.codes import NEVER, NONE
 
 _PARENT_FACTOR = np.int64(0x2545F491)
 _KEY_FACTOR = np.int64(0x1B873593)
@@ -65,7 +42,7 @@ def find_slot(pools, parent, key):
     mask = np.int64(len(pools.table) - 1)
     slot = home_slot(pools, parent, key)
     node = np.int64(pools.table[slot])
-    while node >= 0 and (pools.nodes[PARENT, node] != parent or pools.nodes[KEY, node] != key):
+    while node >= 0 and (pools.nodes[P.PARENT, node] != parent or pools.nodes[P.KEY, node] != key):
         slot = (slot + 1) & mask
         node = np.int64(pools.table[slot])
     return slot
@@ -82,12 +59,14 @@ def drop_child(pools, node):
     """Take a node out of the table, closing the gap it leaves."""
     table = pools.table
     mask = np.int64(len(table) - 1)
-    gap = find_slot(pools, np.int64(pools.nodes[PARENT, node]), np.int64(pools.nodes[KEY, node]))
+    gap = find_slot(
+        pools, np.int64(pools.nodes[P.PARENT, node]), np.int64(pools.nodes[P.KEY, node])
+    )
     slot = (gap + 1) & mask
     while table[slot] >= 0:
         other = np.int64(table[slot])
-        parent = np.int64(pools.nodes[PARENT, other])
-        home = home_slot(pools, parent, np.int64(pools.nodes[KEY, other]))
+        parent = np.int64(pools.nodes[P.PARENT, other])
+        home = home_slot(pools, parent, np.int64(pools.nodes[P.KEY, other]))
         if ((slot - home) & mask) >= ((slot - gap) & mask):
             table[gap] = other
             gap = slot
@@ -98,20 +77,20 @@ def drop_child(pools, node):
 @inner
 def build_table(pools):
     """Enter all nodes into an empty table."""
-    for node in range(pools.state[NODE_BUMP]):
-        parent = np.int64(pools.nodes[PARENT, node])
+    for node in range(pools.state[P.NODE_BUMP]):
+        parent = np.int64(pools.nodes[P.PARENT, node])
         if parent >= 0:
-            pools.table[find_slot(pools, parent, np.int64(pools.nodes[KEY, node]))] = node
-    pools.state[TABLE_STALE] = 0
+            pools.table[find_slot(pools, parent, np.int64(pools.nodes[P.KEY, node]))] = node
+    pools.state[P.TABLE_STALE] = 0
 
 
 @inner
 def clear(pools, roots):
     """Forget all nodes but the `roots` roots."""
     pools.table[:] = NONE
-    pools.state[UNUSED_HEAD] = NONE
-    pools.state[UNUSED_COUNT] = 0
-    pools.state[NODE_BUMP] = roots
+    pools.state[P.UNUSED_HEAD] = NONE
+    pools.state[P.UNUSED_COUNT] = 0
+    pools.state[P.NODE_BUMP] = roots
 
 
 # --- nodes ----------------------------------------------------------------------------------------
@@ -119,23 +98,23 @@ def clear(pools, roots):
 def new_node(requests, pools, s, parent, owner, start, end, time):
     """A childless, unlocked node, entered under its parent but not among the unlocked ones."""
     nodes = pools.nodes
-    node = pools.state[UNUSED_HEAD]
+    node = pools.state[P.UNUSED_HEAD]
     if node >= 0:
-        pools.state[UNUSED_HEAD] = nodes[MORE_RECENT, node]
-        pools.state[UNUSED_COUNT] -= 1
+        pools.state[P.UNUSED_HEAD] = nodes[P.MORE_RECENT, node]
+        pools.state[P.UNUSED_COUNT] -= 1
     else:
-        node = pools.state[NODE_BUMP]
-        pools.state[NODE_BUMP] = node + 1
+        node = pools.state[P.NODE_BUMP]
+        pools.state[P.NODE_BUMP] = node + 1
     key = page_key(requests, s, owner, start)
     pools.table[find_slot(pools, parent, key)] = node
-    nodes[OWNER, node] = owner
-    nodes[START, node] = start
-    nodes[END, node] = end
-    nodes[KEY, node] = key
-    nodes[PARENT, node] = parent
-    nodes[CHILDREN, node] = 0
-    nodes[LOCKS, node] = 0
-    nodes[TIME, node] = time
+    nodes[P.OWNER, node] = owner
+    nodes[P.START, node] = start
+    nodes[P.END, node] = end
+    nodes[P.KEY, node] = key
+    nodes[P.PARENT, node] = parent
+    nodes[P.CHILDREN, node] = 0
+    nodes[P.LOCKS, node] = 0
+    nodes[P.TIME, node] = time
     return node
 
 
@@ -143,42 +122,42 @@ def new_node(requests, pools, s, parent, owner, start, end, time):
 def link_behind(pools, s, node, before):
     """Put a node behind `before` (NONE: first) in the list of unlocked nodes."""
     nodes = pools.nodes
-    after = s[IDLE_HEAD] if before < 0 else np.int64(nodes[MORE_RECENT, before])
-    nodes[LESS_RECENT, node] = before
-    nodes[MORE_RECENT, node] = after
+    after = s[R.IDLE_HEAD] if before < 0 else np.int64(nodes[P.MORE_RECENT, before])
+    nodes[P.LESS_RECENT, node] = before
+    nodes[P.MORE_RECENT, node] = after
     if before < 0:
-        s[IDLE_HEAD] = node
+        s[R.IDLE_HEAD] = node
     else:
-        nodes[MORE_RECENT, before] = node
+        nodes[P.MORE_RECENT, before] = node
     if after < 0:
-        s[IDLE_TAIL] = node
+        s[R.IDLE_TAIL] = node
     else:
-        nodes[LESS_RECENT, after] = node
+        nodes[P.LESS_RECENT, after] = node
 
 
 @inner
 def unlink(pools, s, node):
     """Take a node out of the list of unlocked nodes."""
     nodes = pools.nodes
-    before = np.int64(nodes[LESS_RECENT, node])
-    after = np.int64(nodes[MORE_RECENT, node])
+    before = np.int64(nodes[P.LESS_RECENT, node])
+    after = np.int64(nodes[P.MORE_RECENT, node])
     if before < 0:
-        s[IDLE_HEAD] = after
+        s[R.IDLE_HEAD] = after
     else:
-        nodes[MORE_RECENT, before] = after
+        nodes[P.MORE_RECENT, before] = after
     if after < 0:
-        s[IDLE_TAIL] = before
+        s[R.IDLE_TAIL] = before
     else:
-        nodes[LESS_RECENT, after] = before
+        nodes[P.LESS_RECENT, after] = before
 
 
 @inner
 def touch(pools, s, node, time):
     """Note an access; times only ever increase."""
-    pools.nodes[TIME, node] = time
-    if pools.nodes[LOCKS, node] == 0 and s[IDLE_TAIL] != node:
+    pools.nodes[P.TIME, node] = time
+    if pools.nodes[P.LOCKS, node] == 0 and s[R.IDLE_TAIL] != node:
         unlink(pools, s, node)
-        link_behind(pools, s, node, s[IDLE_TAIL])
+        link_behind(pools, s, node, s[R.IDLE_TAIL])
 
 
 @inner
@@ -186,26 +165,26 @@ def lock_path(pools, s, node, top):
     """Lock the nodes from `node` up to, without, `top`."""
     nodes = pools.nodes
     while node != top:
-        if nodes[LOCKS, node] == 0:
+        if nodes[P.LOCKS, node] == 0:
             unlink(pools, s, node)
-            s[IDLE] -= np.int64(nodes[END, node]) - nodes[START, node]
-        nodes[LOCKS, node] += 1
-        node = np.int64(nodes[PARENT, node])
+            s[R.IDLE] -= np.int64(nodes[P.END, node]) - nodes[P.START, node]
+        nodes[P.LOCKS, node] += 1
+        node = np.int64(nodes[P.PARENT, node])
 
 
 @inner
 def unlock_path(pools, s, node):
     """Unlock the nodes from `node` up to the root."""
     nodes = pools.nodes
-    while node != s[ROOT]:
-        nodes[LOCKS, node] -= 1
-        if nodes[LOCKS, node] == 0:
-            before = s[IDLE_TAIL]
-            while before >= 0 and nodes[TIME, before] > nodes[TIME, node]:
-                before = np.int64(nodes[LESS_RECENT, before])
+    while node != s[R.ROOT]:
+        nodes[P.LOCKS, node] -= 1
+        if nodes[P.LOCKS, node] == 0:
+            before = s[R.IDLE_TAIL]
+            while before >= 0 and nodes[P.TIME, before] > nodes[P.TIME, node]:
+                before = np.int64(nodes[P.LESS_RECENT, before])
             link_behind(pools, s, node, before)
-            s[IDLE] += np.int64(nodes[END, node]) - nodes[START, node]
-        node = np.int64(nodes[PARENT, node])
+            s[R.IDLE] += np.int64(nodes[P.END, node]) - nodes[P.START, node]
+        node = np.int64(nodes[P.PARENT, node])
 
 
 @inner
@@ -213,19 +192,21 @@ def split(requests, pools, s, child, depth):
     """Cut a node at `depth`. A new node takes the pages above; whoever locked the old one holds on
     to its end. Returns the new node."""
     nodes = pools.nodes
-    parent = np.int64(nodes[PARENT, child])
-    owner = np.int64(nodes[OWNER, child])
+    parent = np.int64(nodes[P.PARENT, child])
+    owner = np.int64(nodes[P.OWNER, child])
     drop_child(pools, child)
-    time = np.int64(nodes[TIME, child])
-    prefix = new_node(requests, pools, s, parent, owner, np.int64(nodes[START, child]), depth, time)
-    nodes[LOCKS, prefix] = nodes[LOCKS, child]
-    nodes[CHILDREN, prefix] = 1
-    if nodes[LOCKS, child] == 0:
-        link_behind(pools, s, prefix, np.int64(nodes[LESS_RECENT, child]))
+    time = np.int64(nodes[P.TIME, child])
+    prefix = new_node(
+        requests, pools, s, parent, owner, np.int64(nodes[P.START, child]), depth, time
+    )
+    nodes[P.LOCKS, prefix] = nodes[P.LOCKS, child]
+    nodes[P.CHILDREN, prefix] = 1
+    if nodes[P.LOCKS, child] == 0:
+        link_behind(pools, s, prefix, np.int64(nodes[P.LESS_RECENT, child]))
     key = page_key(requests, s, owner, depth)
-    nodes[START, child] = depth
-    nodes[PARENT, child] = prefix
-    nodes[KEY, child] = key
+    nodes[P.START, child] = depth
+    nodes[P.PARENT, child] = prefix
+    nodes[P.KEY, child] = key
     pools.table[find_slot(pools, prefix, key)] = child
     return prefix
 
@@ -234,14 +215,14 @@ def split(requests, pools, s, child, depth):
 @inner
 def probe(requests, pools, s, q, pages):
     """How many of the first `pages` pages of a request are in the tree. Leaves no trace."""
-    node = s[ROOT]
+    node = s[R.ROOT]
     depth = np.int64(0)
     while depth < pages:
         node = find_child(pools, node, page_key(requests, s, q, depth))
         if node < 0:
             return depth
-        end = np.int64(pools.nodes[END, node])
-        owner = np.int64(pools.nodes[OWNER, node])
+        end = np.int64(pools.nodes[P.END, node])
+        owner = np.int64(pools.nodes[P.OWNER, node])
         depth = common_depth(requests, s, q, owner, depth, min(end, pages))
         if depth < end:
             return depth
@@ -252,13 +233,13 @@ def probe(requests, pools, s, q, pages):
 def match(requests, pools, s, q, pages):
     """Touch the path of the first `pages` pages, which are all there. Returns the node that ends
     with them, split off if need be."""
-    s[TREE_CLOCK] += 1
-    node = s[ROOT]
+    s[R.TREE_CLOCK] += 1
+    node = s[R.ROOT]
     depth = np.int64(0)
     while depth < pages:
         node = find_child(pools, node, page_key(requests, s, q, depth))
-        touch(pools, s, node, s[TREE_CLOCK])
-        depth = np.int64(pools.nodes[END, node])
+        touch(pools, s, node, s[R.TREE_CLOCK])
+        depth = np.int64(pools.nodes[P.END, node])
         if depth > pages:
             return split(requests, pools, s, node, pages)
     return node
@@ -267,9 +248,9 @@ def match(requests, pools, s, q, pages):
 @inner
 def extends(pools, s, node, start):
     """Whether an insertion from `start` lengthens `node` in place."""
-    if node == s[ROOT] or pools.nodes[CHILDREN, node] > 0:
+    if node == s[R.ROOT] or pools.nodes[P.CHILDREN, node] > 0:
         return False
-    locks = pools.nodes[LOCKS, node]
+    locks = pools.nodes[P.LOCKS, node]
     return locks == 0 or (node == start and locks == 1)
 
 
@@ -279,34 +260,34 @@ def insert(requests, pools, s, q, start, depth, last):
     `depth`. Its copies of pages that are there already become free. Returns the node that ends
     with the last page."""
     nodes = pools.nodes
-    s[TREE_CLOCK] += 1
-    time = s[TREE_CLOCK]
-    s[UNSORTED] = 1
+    s[R.TREE_CLOCK] += 1
+    time = s[R.TREE_CLOCK]
+    s[R.UNSORTED] = 1
     node = start
-    while node != s[ROOT]:
+    while node != s[R.ROOT]:
         touch(pools, s, node, time)
-        node = np.int64(nodes[PARENT, node])
+        node = np.int64(nodes[P.PARENT, node])
     node = start
     while depth < last:
         if extends(pools, s, node, start):
-            nodes[OWNER, node] = q
-            nodes[END, node] = last
-            if nodes[LOCKS, node] == 0:
-                s[IDLE] += last - depth
+            nodes[P.OWNER, node] = q
+            nodes[P.END, node] = last
+            if nodes[P.LOCKS, node] == 0:
+                s[R.IDLE] += last - depth
             return node
         child = find_child(pools, node, page_key(requests, s, q, depth))
         if child < 0:
-            s[TREE_CLOCK] += 1
-            child = new_node(requests, pools, s, node, q, depth, last, s[TREE_CLOCK])
-            link_behind(pools, s, child, s[IDLE_TAIL])
-            nodes[CHILDREN, node] += 1
-            s[IDLE] += last - depth
+            s[R.TREE_CLOCK] += 1
+            child = new_node(requests, pools, s, node, q, depth, last, s[R.TREE_CLOCK])
+            link_behind(pools, s, child, s[R.IDLE_TAIL])
+            nodes[P.CHILDREN, node] += 1
+            s[R.IDLE] += last - depth
             return child
         touch(pools, s, child, time)
-        end = np.int64(nodes[END, child])
-        owner = np.int64(nodes[OWNER, child])
+        end = np.int64(nodes[P.END, child])
+        owner = np.int64(nodes[P.OWNER, child])
         agreed = common_depth(requests, s, q, owner, depth, min(end, last))
-        s[FREE] += agreed - depth
+        s[R.FREE] += agreed - depth
         depth = agreed
         node = child if agreed == end else split(requests, pools, s, child, agreed)
     return node
@@ -318,29 +299,29 @@ def remove_leaf(pools, s, leaf):
     nodes = pools.nodes
     drop_child(pools, leaf)
     unlink(pools, s, leaf)
-    nodes[CHILDREN, nodes[PARENT, leaf]] -= 1
-    nodes[PARENT, leaf] = NONE
-    nodes[MORE_RECENT, leaf] = pools.state[UNUSED_HEAD]
-    pools.state[UNUSED_HEAD] = leaf
-    pools.state[UNUSED_COUNT] += 1
+    nodes[P.CHILDREN, nodes[P.PARENT, leaf]] -= 1
+    nodes[P.PARENT, leaf] = NONE
+    nodes[P.MORE_RECENT, leaf] = pools.state[P.UNUSED_HEAD]
+    pools.state[P.UNUSED_HEAD] = leaf
+    pools.state[P.UNUSED_COUNT] += 1
 
 
 @inner
 def cut_tail(pools, s, leaf, pages):
     """Take the last `pages` pages off a leaf, which are gone."""
     log_cut(pools.events, pools.forecast, pools, s, leaf, pages)
-    pools.nodes[END, leaf] -= pages
+    pools.nodes[P.END, leaf] -= pages
 
 
 @inner
 def count_as_free(s, count):
     """Count `count` pages (all that are unlocked, if fewer) as free. Returns how many."""
-    count = min(count, s[IDLE])
+    count = min(count, s[R.IDLE])
     if count <= 0:
         return np.int64(0)
-    s[IDLE] -= count
-    s[FREE] += count
-    s[UNSORTED] = 1
+    s[R.IDLE] -= count
+    s[R.FREE] += count
+    s[R.UNSORTED] = 1
     return count
 
 
@@ -350,20 +331,20 @@ def evict_least_recent(requests, pools, s, count):
     each from its tail."""
     nodes = pools.nodes
     count = count_as_free(s, count)
-    node = s[IDLE_HEAD]
+    node = s[R.IDLE_HEAD]
     while count > 0:
-        following = np.int64(nodes[MORE_RECENT, node])
-        if nodes[CHILDREN, node] == 0:
-            taken = min(count, np.int64(nodes[END, node]) - nodes[START, node])
+        following = np.int64(nodes[P.MORE_RECENT, node])
+        if nodes[P.CHILDREN, node] == 0:
+            taken = min(count, np.int64(nodes[P.END, node]) - nodes[P.START, node])
             cut_tail(pools, s, node, taken)
             count -= taken
-            if nodes[END, node] == nodes[START, node]:
-                parent = np.int64(nodes[PARENT, node])
-                time = nodes[TIME, node]
+            if nodes[P.END, node] == nodes[P.START, node]:
+                parent = np.int64(nodes[P.PARENT, node])
+                time = nodes[P.TIME, node]
                 remove_leaf(pools, s, node)
                 # An older parent stands before the leaf and was passed over; now it is next.
-                waits = parent != s[ROOT] and nodes[LOCKS, parent] == 0
-                if waits and nodes[CHILDREN, parent] == 0 and nodes[TIME, parent] <= time:
+                waits = parent != s[R.ROOT] and nodes[P.LOCKS, parent] == 0
+                if waits and nodes[P.CHILDREN, parent] == 0 and nodes[P.TIME, parent] <= time:
                     following = parent
         node = following
 
@@ -372,10 +353,10 @@ def evict_least_recent(requests, pools, s, count):
 @inner
 def page_use(forecast, requests, s, owner, depth):
     """Next use of a page of a prompt; NEVER for all other pages."""
-    if depth >= requests.state[SHARED, owner]:
+    if depth >= requests.state[Q.SHARED, owner]:
         return NEVER
     node = page_key(requests, s, owner, depth)
-    return next_use(requests, forecast, node, depth % s[BLOCKS_PER_NODE])
+    return next_use(requests, forecast, node, depth % s[R.BLOCKS_PER_NODE])
 
 
 @inner
@@ -385,28 +366,28 @@ def leaf_used_last(forecast, requests, pools, s):
     nodes = pools.nodes
     leaf = NONE
     latest = NONE
-    node = s[IDLE_HEAD]
+    node = s[R.IDLE_HEAD]
     while node >= 0:
-        if nodes[CHILDREN, node] == 0:
-            depth = np.int64(nodes[END, node]) - 1
-            use = page_use(forecast, requests, s, np.int64(nodes[OWNER, node]), depth)
+        if nodes[P.CHILDREN, node] == 0:
+            depth = np.int64(nodes[P.END, node]) - 1
+            use = page_use(forecast, requests, s, np.int64(nodes[P.OWNER, node]), depth)
             if use > latest:
                 leaf = node
                 latest = use
-        node = np.int64(nodes[MORE_RECENT, node])
+        node = np.int64(nodes[P.MORE_RECENT, node])
     return leaf, latest
 
 
 @inner
 def pages_alike(forecast, requests, pools, s, leaf, use):
     """How many pages, from the last of a leaf up, surely have the next use of that last one."""
-    owner = np.int64(pools.nodes[OWNER, leaf])
-    start = np.int64(pools.nodes[START, leaf])
-    end = np.int64(pools.nodes[END, leaf])
-    shared = np.int64(requests.state[SHARED, owner])
+    owner = np.int64(pools.nodes[P.OWNER, leaf])
+    start = np.int64(pools.nodes[P.START, leaf])
+    end = np.int64(pools.nodes[P.END, leaf])
+    shared = np.int64(requests.state[Q.SHARED, owner])
     if end > shared:
         return end - max(start, shared)
-    first = max(start, (end - 1) // s[BLOCKS_PER_NODE] * s[BLOCKS_PER_NODE])
+    first = max(start, (end - 1) // s[R.BLOCKS_PER_NODE] * s[R.BLOCKS_PER_NODE])
     if page_use(forecast, requests, s, owner, first) == use:
         return end - first
     return np.int64(1)
@@ -423,7 +404,7 @@ def evict_by_forecast(forecast, requests, pools, s, count):
         taken = min(count, pages_alike(forecast, requests, pools, s, leaf, use))
         cut_tail(pools, s, leaf, taken)
         count -= taken
-        if pools.nodes[END, leaf] == pools.nodes[START, leaf]:
+        if pools.nodes[P.END, leaf] == pools.nodes[P.START, leaf]:
             remove_leaf(pools, s, leaf)
 
 

@@ -12,17 +12,9 @@ from typing import NamedTuple
 import numpy as np
 
 from vecsim.kernels.compile.jit import entry, inner
-from vecsim.kernels.state.layout import (
-    BLOCK_SIZE,
-    ISL,
-    LIMIT,
-    NEVER,
-    NONE,
-    OWN_FROM,
-    OWN_ROWS,
-    SHARED,
-    SINGLE_COPIES,
-)
+from vecsim.kernels.state import rank as R
+from vecsim.kernels.state import request as Q
+from vecsim.kernels.state.codes import NEVER, NONE
 
 SEEN_BY, LONGEST, SECOND, FIRST_ROW = (np.int64(k) for k in range(4))
 
@@ -86,7 +78,7 @@ def assign_rows(requests, contents, paths, q, rows, single_copies):
         left -= covers
         if covers < per_node:
             break
-    requests.state[SHARED, q] = shared
+    requests.state[Q.SHARED, q] = shared
     return rows
 
 
@@ -94,11 +86,11 @@ def assign_rows(requests, contents, paths, q, rows, single_copies):
 def assign_own_rows(requests, q, block_size, rows):
     """Rows for the blocks behind the path: the whole sequence may be cached block by block."""
     state = requests.state
-    longest = (np.int64(state[ISL, q]) + state[LIMIT, q]) // block_size
-    own = max(longest - state[SHARED, q], np.int64(0))
-    state[OWN_FROM, q] = state[SHARED, q]
-    state[OWN_ROWS, q] = rows
-    state[SHARED, q] += own
+    longest = (np.int64(state[Q.ISL, q]) + state[Q.LIMIT, q]) // block_size
+    own = max(longest - state[Q.SHARED, q], np.int64(0))
+    state[Q.OWN_FROM, q] = state[Q.SHARED, q]
+    state[Q.OWN_ROWS, q] = rows
+    state[Q.SHARED, q] += own
     return rows + own
 
 
@@ -109,14 +101,14 @@ def analyse(requests, paths, contents, fields, instances):
     may get a copy). Returns the number of index rows."""
     rows = np.int64(0)
     for r in range(len(instances)):
-        single_copies = fields[r, SINGLE_COPIES] != 0
+        single_copies = fields[r, R.SINGLE_COPIES] != 0
         for i in range(paths.starts[r], paths.starts[r + 1]):
             cover_nodes(paths, np.int64(r), paths.order[i])
         for i in range(paths.starts[r], paths.starts[r + 1]):
             q = paths.order[i]
             rows = assign_rows(requests, contents, paths, q, rows, single_copies)
-            requests.state[OWN_FROM, q] = NEVER
+            requests.state[Q.OWN_FROM, q] = NEVER
             if single_copies:
-                rows = assign_own_rows(requests, q, fields[r, BLOCK_SIZE], rows)
-            instances[r] += requests.state[SHARED, q]
+                rows = assign_own_rows(requests, q, fields[r, R.BLOCK_SIZE], rows)
+            instances[r] += requests.state[Q.SHARED, q]
     return rows

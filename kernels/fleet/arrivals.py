@@ -16,25 +16,9 @@ from __future__ import annotations
 import numpy as np
 
 from vecsim.kernels.compile.jit import inner
-from vecsim.kernels.state.fleet import (
-    CURSOR,
-    ENDED_COUNT,
-    FAILED_TRAJECTORY,
-    FIRST,
-    HEAP,
-    IN_FLIGHT,
-    LEFT,
-    MEMBER,
-    MISSING,
-    NEXT_TRAJECTORY,
-    ON_COMPLETION,
-    OWN_TIME,
-    REJECTION_FAILS,
-    TARGET,
-    TRAJECTORY,
-    WAITING,
-)
-from vecsim.kernels.state.layout import COMPLETED, NONE, REJECTED
+from vecsim.kernels.state import fleet as F
+from vecsim.kernels.state import status as S
+from vecsim.kernels.state.codes import NONE
 
 
 @inner
@@ -47,9 +31,9 @@ def precedes(arrivals, one, other):
 @inner
 def push(arrivals, q):
     """Enter a request with its final time into the heap."""
-    heap = arrivals.requests[HEAP]
-    at = arrivals.state[WAITING]
-    arrivals.state[WAITING] += 1
+    heap = arrivals.requests[F.HEAP]
+    at = arrivals.state[F.WAITING]
+    arrivals.state[F.WAITING] += 1
     while at > 0:
         above = (at - 1) // 2
         other = np.int64(heap[above])
@@ -63,9 +47,9 @@ def push(arrivals, q):
 @inner
 def pop(arrivals):
     """Take the first request off the heap."""
-    heap = arrivals.requests[HEAP]
-    arrivals.state[WAITING] -= 1
-    size = arrivals.state[WAITING]
+    heap = arrivals.requests[F.HEAP]
+    arrivals.state[F.WAITING] -= 1
+    size = arrivals.state[F.WAITING]
     q = np.int64(heap[size])
     at = np.int64(0)
     while 2 * at + 1 < size:
@@ -84,7 +68,7 @@ def pop(arrivals):
 @inner
 def has_failed(arrivals, q):
     """Whether the trajectory of a request has failed, so that it is never released."""
-    return arrivals.trajectories[FAILED_TRAJECTORY, arrivals.requests[TRAJECTORY, q]] != 0
+    return arrivals.trajectories[F.FAILED_TRAJECTORY, arrivals.requests[F.TRAJECTORY, q]] != 0
 
 
 @inner
@@ -92,9 +76,11 @@ def skip_failed(arrivals):
     """Drop requests of failed trajectories that would be handed out next."""
     state = arrivals.state
     requests = arrivals.requests
-    while state[CURSOR] < state[OWN_TIME] and has_failed(arrivals, requests[FIRST, state[CURSOR]]):
-        state[CURSOR] += 1
-    while state[WAITING] > 0 and has_failed(arrivals, requests[HEAP, 0]):
+    while state[F.CURSOR] < state[F.OWN_TIME] and has_failed(
+        arrivals, requests[F.FIRST, state[F.CURSOR]]
+    ):
+        state[F.CURSOR] += 1
+    while state[F.WAITING] > 0 and has_failed(arrivals, requests[F.HEAP, 0]):
         pop(arrivals)
 
 
@@ -103,10 +89,10 @@ def first_in_line(arrivals):
     """Request that is handed out next, or NONE."""
     state = arrivals.state
     q = NONE
-    if state[CURSOR] < state[OWN_TIME]:
-        q = np.int64(arrivals.requests[FIRST, state[CURSOR]])
-    if state[WAITING] > 0:
-        other = np.int64(arrivals.requests[HEAP, 0])
+    if state[F.CURSOR] < state[F.OWN_TIME]:
+        q = np.int64(arrivals.requests[F.FIRST, state[F.CURSOR]])
+    if state[F.WAITING] > 0:
+        other = np.int64(arrivals.requests[F.HEAP, 0])
         if q < 0 or precedes(arrivals, other, q):
             q = other
     return q
@@ -127,12 +113,12 @@ def fire(arrivals, source, on_completion, now):
     requests = arrivals.requests
     edges = arrivals.edges
     for k in range(arrivals.followers[source], arrivals.followers[source + 1]):
-        if edges[ON_COMPLETION, k] != on_completion:
+        if edges[F.ON_COMPLETION, k] != on_completion:
             continue
-        q = np.int64(edges[TARGET, k])
+        q = np.int64(edges[F.TARGET, k])
         arrivals.due[q] = max(arrivals.due[q], now + arrivals.delays[k])
-        requests[MISSING, q] -= 1
-        if requests[MISSING, q] == 0 and not has_failed(arrivals, q):
+        requests[F.MISSING, q] -= 1
+        if requests[F.MISSING, q] == 0 and not has_failed(arrivals, q):
             push(arrivals, q)
 
 
@@ -143,13 +129,13 @@ def take_due(arrivals, now):
     if q < 0 or arrivals.due[q] > now:
         return NONE
     state = arrivals.state
-    if state[WAITING] > 0 and arrivals.requests[HEAP, 0] == q:
+    if state[F.WAITING] > 0 and arrivals.requests[F.HEAP, 0] == q:
         pop(arrivals)
     else:
-        state[CURSOR] += 1
-    trajectory = arrivals.requests[TRAJECTORY, q]
-    arrivals.trajectories[LEFT, trajectory] -= 1
-    arrivals.trajectories[IN_FLIGHT, trajectory] += 1
+        state[F.CURSOR] += 1
+    trajectory = arrivals.requests[F.TRAJECTORY, q]
+    arrivals.trajectories[F.LEFT, trajectory] -= 1
+    arrivals.trajectories[F.IN_FLIGHT, trajectory] += 1
     fire(arrivals, q, np.int64(0), now)
     skip_failed(arrivals)
     return q
@@ -160,9 +146,9 @@ def start_trajectory(arrivals, trajectory, now):
     """A lane is free for a trajectory: its times count from `now`."""
     requests = arrivals.requests
     for k in range(arrivals.members[trajectory], arrivals.members[trajectory + 1]):
-        q = np.int64(requests[MEMBER, k])
+        q = np.int64(requests[F.MEMBER, k])
         arrivals.due[q] += now
-        if requests[MISSING, q] == 0:
+        if requests[F.MISSING, q] == 0:
             push(arrivals, q)
 
 
@@ -171,18 +157,18 @@ def note_end(arrivals, q, status, now):
     """A released request ended `now`: what waits for its end fires, and if its trajectory is over,
     the next one starts in its lane."""
     state = arrivals.state
-    state[ENDED_COUNT] += 1
+    state[F.ENDED_COUNT] += 1
     trajectories = arrivals.trajectories
-    trajectory = np.int64(arrivals.requests[TRAJECTORY, q])
-    trajectories[IN_FLIGHT, trajectory] -= 1
-    if status == COMPLETED or (status == REJECTED and state[REJECTION_FAILS] == 0):
+    trajectory = np.int64(arrivals.requests[F.TRAJECTORY, q])
+    trajectories[F.IN_FLIGHT, trajectory] -= 1
+    if status == S.COMPLETED or (status == S.REJECTED and state[F.REJECTION_FAILS] == 0):
         fire(arrivals, q, np.int64(1), now)
     else:
-        trajectories[FAILED_TRAJECTORY, trajectory] = 1
-        trajectories[LEFT, trajectory] = 0
+        trajectories[F.FAILED_TRAJECTORY, trajectory] = 1
+        trajectories[F.LEFT, trajectory] = 0
         skip_failed(arrivals)
-    if trajectories[LEFT, trajectory] == 0 and trajectories[IN_FLIGHT, trajectory] == 0:
-        following = state[NEXT_TRAJECTORY]
+    if trajectories[F.LEFT, trajectory] == 0 and trajectories[F.IN_FLIGHT, trajectory] == 0:
+        following = state[F.NEXT_TRAJECTORY]
         if following < len(trajectories[0]):
-            state[NEXT_TRAJECTORY] += 1
+            state[F.NEXT_TRAJECTORY] += 1
             start_trajectory(arrivals, following, now)

@@ -58,90 +58,12 @@ from vecsim.kernels.fleet.waiting_time import (
 from vecsim.kernels.fleet.worker import bind as bind_worker
 from vecsim.kernels.sched.interface import Scheduler
 from vecsim.kernels.sched.lifecycle import end_request, take_signal
-from vecsim.kernels.state.fleet import (
-    ACTIONS,
-    ACTIVATE,
-    ACTIVATED_AT,
-    BY_ORDINAL,
-    CANCEL_DESTINATION,
-    CANCEL_SOURCE,
-    DRIVING,
-    FIRST_WORKER,
-    HELD_AT,
-    HORIZON,
-    INSTANT_OVER,
-    NEW_BLOCKS,
-    NEXT_TICK,
-    NOW,
-    ORDERS,
-    ORDINAL,
-    READY_WORKERS,
-    RELEASE,
-    RELEASED_AT,
-    RELEASED_COUNT,
-    RESERVE,
-    RESERVED_AT,
-    ROUND,
-    SEGMENTS,
-    STEP_ACCEPTED,
-    STEP_ACTIVATED,
-    STEP_COMPLETED,
-    STEP_HELD,
-    STEP_RELEASED,
-    STEP_RESERVED,
-    SUBMIT,
-    TOKENIZE_MS,
-    TOKENIZE_TOKEN_MS,
-    TRANSFER,
-)
-from vecsim.kernels.state.layout import (
-    ARRIVAL,
-    ASIDE,
-    BAD_PRICE,
-    CAPACITY_VERSION,
-    COMPLETED,
-    DEADLOCK,
-    DESTINATION,
-    DONE,
-    DP_SIZE,
-    ENDED,
-    FAILED,
-    FAMILY,
-    FIRST_RANK,
-    HELD_OUTPUT,
-    ISL,
-    NEXT,
-    NEXT_SIGNAL,
-    NO_PASS,
-    NONE,
-    ONE_PASS,
-    ORDER,
-    PARTICIPATES,
-    PASS_END,
-    PAUSED,
-    PENDING,
-    PENDING_PASSES,
-    PROMISED,
-    QUEUE_HEAD,
-    QUEUE_TAIL,
-    RANK,
-    REASON,
-    REFUSED_VERSION,
-    RELEASED,
-    ROLE,
-    RUN,
-    SIGNAL_HEAD,
-    SIGNALS,
-    SOURCE,
-    STATUS,
-    STEP,
-    TICKED,
-    UNFINISHED,
-    WAKE_AT,
-    WALKED,
-    WALKED_PASSES,
-    WORKER,
-)
+from vecsim.kernels.state import fleet as F
+from vecsim.kernels.state import rank as R
+from vecsim.kernels.state import request as Q
+from vecsim.kernels.state import status as S
+from vecsim.kernels.state import worker as W
+from vecsim.kernels.state.codes import BAD_PRICE, DONE, NONE, PAUSED, TICKED
 
 
 @inner
@@ -153,22 +75,22 @@ def set_end(clock, worker, end):
 @inner
 def wake(clock, worker):
     """Enter a worker into the ready set."""
-    enter_ready(clock.ready, clock.state, READY_WORKERS, worker)
+    enter_ready(clock.ready, clock.state, F.READY_WORKERS, worker)
 
 
 @inner
 def goes_on(fleet, worker):
     """Whether a worker is in a run that is not known to its end."""
     w = fleet.workers.state[worker]
-    return w[PENDING] == RUN and not is_last_ahead(w)
+    return w[W.PENDING] == W.RUN and not is_last_ahead(w)
 
 
 @inner
 def fail(fleet, copy, s, worker, reason):
     """A copy of a request ends without success."""
-    fleet.requests.state[REASON, copy] = reason
+    fleet.requests.state[Q.REASON, copy] = reason
     w = fleet.workers.state[worker]
-    end_request(fleet.requests, w, s, copy, FAILED, fleet.clock.time[NOW])
+    end_request(fleet.requests, w, s, copy, S.FAILED, fleet.clock.time[F.NOW])
     take_signal(fleet.requests, s)  # the caller acts on it
 
 
@@ -176,10 +98,10 @@ def fail(fleet, copy, s, worker, reason):
 def note_failed(fleet, q, copy):
     """A request is no more in flight; what was cancelled without an end failed at its
     destination."""
-    status = np.int64(fleet.requests.state[STATUS, copy])
-    if status == UNFINISHED:
-        status = FAILED
-    note_end(fleet.arrivals, q, status, fleet.clock.time[NOW])
+    status = np.int64(fleet.requests.state[Q.STATUS, copy])
+    if status == S.UNFINISHED:
+        status = S.FAILED
+    note_end(fleet.arrivals, q, status, fleet.clock.time[F.NOW])
 
 
 def bind(scheduler: Scheduler) -> Callable:
@@ -211,7 +133,7 @@ def bind(scheduler: Scheduler) -> Callable:
         code = room_for(fleet, np.int64(0))
         if code != DONE:
             return code
-        return room_for(fleet, fleet.clock.pools[1, FIRST_WORKER])
+        return room_for(fleet, fleet.clock.pools[1, F.FIRST_WORKER])
 
     # --- destinations -----------------------------------------------------------------------------
     @inner
@@ -219,29 +141,29 @@ def bind(scheduler: Scheduler) -> Callable:
         """One attempt to reserve blocks for the first request that waits for them on a rank.
         Whether it got them."""
         s = fleet.ranks.fields[r]
-        copy = s[QUEUE_HEAD]
-        if copy < 0 or s[REFUSED_VERSION] == s[CAPACITY_VERSION]:
+        copy = s[R.QUEUE_HEAD]
+        if copy < 0 or s[R.REFUSED_VERSION] == s[R.CAPACITY_VERSION]:
             return False
-        now = fleet.clock.time[NOW]
+        now = fleet.clock.time[F.NOW]
         new_blocks = reserve(fleet.requests, fleet.pools, s, copy, now)
         if new_blocks < 0:
-            s[REFUSED_VERSION] = s[CAPACITY_VERSION]
+            s[R.REFUSED_VERSION] = s[R.CAPACITY_VERSION]
             return False
         q = request_of(transfers, copy)
-        log_step(transfers.steps, STEP_RESERVED, q, now)
-        s[QUEUE_HEAD] = np.int64(fleet.requests.state[NEXT, copy])
-        s[REFUSED_VERSION] = NONE
-        s[PROMISED] += 1
-        transfers.requests[NEW_BLOCKS, q] = new_blocks
-        transfers.instants[RESERVED_AT, q] = now
-        act(transfers, SUBMIT if reserves_first else TRANSFER, q)
+        log_step(transfers.steps, F.STEP_RESERVED, q, now)
+        s[R.QUEUE_HEAD] = np.int64(fleet.requests.state[Q.NEXT, copy])
+        s[R.REFUSED_VERSION] = NONE
+        s[R.PROMISED] += 1
+        transfers.requests[F.NEW_BLOCKS, q] = new_blocks
+        transfers.instants[F.RESERVED_AT, q] = now
+        act(transfers, F.SUBMIT if reserves_first else F.TRANSFER, q)
         return True
 
     @inner
     def retry_all(transfers, fleet, w):
         """An attempt on every rank of a worker. Whether one got blocks."""
         reserved = False
-        for r in range(w[FIRST_RANK], w[FIRST_RANK] + w[DP_SIZE]):
+        for r in range(w[W.FIRST_RANK], w[W.FIRST_RANK] + w[W.DP_SIZE]):
             reserved |= retry(transfers, fleet, np.int64(r))
         return reserved
 
@@ -251,36 +173,36 @@ def bind(scheduler: Scheduler) -> Callable:
         """The steps of handoffs that a pass brought about."""
         if transfers.steps is not None:
             state = fleet.requests.state
-            for r in range(w[FIRST_RANK], w[FIRST_RANK] + w[DP_SIZE]):
-                copy = fleet.ranks.fields[r, SIGNAL_HEAD]
+            for r in range(w[W.FIRST_RANK], w[W.FIRST_RANK] + w[W.DP_SIZE]):
+                copy = fleet.ranks.fields[r, R.SIGNAL_HEAD]
                 while copy >= 0:
-                    what = np.int64(state[SIGNALS, copy])
+                    what = np.int64(state[Q.SIGNALS, copy])
                     q = request_of(transfers, copy)
-                    now = fleet.clock.time[NOW]
-                    if what & HELD_OUTPUT:
-                        log_step(transfers.steps, STEP_HELD, q, now)
-                    elif what & ENDED and state[STATUS, copy] == COMPLETED:
-                        log_step(transfers.steps, STEP_COMPLETED, q, now)
-                    copy = np.int64(state[NEXT_SIGNAL, copy])
+                    now = fleet.clock.time[F.NOW]
+                    if what & Q.HELD_OUTPUT:
+                        log_step(transfers.steps, F.STEP_HELD, q, now)
+                    elif what & Q.ENDED and state[Q.STATUS, copy] == S.COMPLETED:
+                        log_step(transfers.steps, F.STEP_COMPLETED, q, now)
+                    copy = np.int64(state[Q.NEXT_SIGNAL, copy])
 
     @inner
     def cancel_ended(transfers, fleet, s):
         """Cancel the handoffs of the requests that ended on a prefill rank."""
         state = fleet.requests.state
-        copy = s[SIGNAL_HEAD]
+        copy = s[R.SIGNAL_HEAD]
         while copy >= 0:
-            if np.int64(state[SIGNALS, copy]) & ENDED:
-                act(transfers, CANCEL_SOURCE, copy)
-            copy = np.int64(state[NEXT_SIGNAL, copy])
+            if np.int64(state[Q.SIGNALS, copy]) & Q.ENDED:
+                act(transfers, F.CANCEL_SOURCE, copy)
+            copy = np.int64(state[Q.NEXT_SIGNAL, copy])
 
     @inner
     def act_on_held(transfers, fleet, s):
         """The requests of a prefill rank whose prompts are done now."""
         copy, what = take_signal(fleet.requests, s)
         while copy >= 0:
-            if what & HELD_OUTPUT:
-                transfers.instants[HELD_AT, copy] = fleet.clock.time[NOW]
-                act(transfers, TRANSFER if reserves_first else RESERVE, copy)
+            if what & Q.HELD_OUTPUT:
+                transfers.instants[F.HELD_AT, copy] = fleet.clock.time[F.NOW]
+                act(transfers, F.TRANSFER if reserves_first else F.RESERVE, copy)
             copy, what = take_signal(fleet.requests, s)
 
     @inner
@@ -289,12 +211,12 @@ def bind(scheduler: Scheduler) -> Callable:
         are no more in flight."""
         copy, what = take_signal(fleet.requests, s)
         while copy >= 0:
-            if counts and what & ENDED:
+            if counts and what & Q.ENDED:
                 q = copy
                 if transfers is not None:
                     q = request_of(transfers, copy)
-                status = np.int64(fleet.requests.state[STATUS, copy])
-                note_end(fleet.arrivals, q, status, fleet.clock.time[NOW])
+                status = np.int64(fleet.requests.state[Q.STATUS, copy])
+                note_end(fleet.arrivals, q, status, fleet.clock.time[F.NOW])
             copy, what = take_signal(fleet.requests, s)
 
     @inner
@@ -303,11 +225,11 @@ def bind(scheduler: Scheduler) -> Callable:
         w = fleet.workers.state[worker]
         if transfers is not None:
             log_outputs(transfers, fleet, w)
-        for r in range(w[FIRST_RANK], w[FIRST_RANK] + w[DP_SIZE]):
+        for r in range(w[W.FIRST_RANK], w[W.FIRST_RANK] + w[W.DP_SIZE]):
             s = fleet.ranks.fields[r]
             if transfers is not None:
                 act_deferred(transfers, np.int64(r))
-                if s[ROLE] == SOURCE:
+                if s[R.ROLE] == R.SOURCE:
                     cancel_ended(transfers, fleet, s)
                     act_on_held(transfers, fleet, s)
                 else:
@@ -319,7 +241,7 @@ def bind(scheduler: Scheduler) -> Callable:
     @inner
     def cancel_first(transfers, fleet, s):
         """Cancel the handoffs of requests that ended on a rank, if destinations wait for them."""
-        if transfers is not None and reserves_first and s[ROLE] == SOURCE:
+        if transfers is not None and reserves_first and s[R.ROLE] == R.SOURCE:
             cancel_ended(transfers, fleet, s)
             return False
         return True
@@ -328,9 +250,9 @@ def bind(scheduler: Scheduler) -> Callable:
     def act_on_start(transfers, fleet, worker):
         """Act on the signals of a pass that starts: requests that a standstill ended."""
         w = fleet.workers.state[worker]
-        for r in range(w[FIRST_RANK], w[FIRST_RANK] + w[DP_SIZE]):
+        for r in range(w[W.FIRST_RANK], w[W.FIRST_RANK] + w[W.DP_SIZE]):
             s = fleet.ranks.fields[r]
-            if s[SIGNAL_HEAD] >= 0:
+            if s[R.SIGNAL_HEAD] >= 0:
                 counts = cancel_first(transfers, fleet, s)
                 note_ended(transfers, fleet, s, counts)
 
@@ -339,8 +261,8 @@ def bind(scheduler: Scheduler) -> Callable:
     def close_segment(fleet, worker):
         """Finish the pass or run that a worker has in flight and that ends now."""
         w = fleet.workers.state[worker]
-        if w[PENDING] == RUN:
-            passes = w[PENDING_PASSES]
+        if w[W.PENDING] == W.RUN:
+            passes = w[W.PENDING_PASSES]
             observe_ahead(
                 fleet.ranks,
                 fleet.workers,
@@ -383,13 +305,13 @@ def bind(scheduler: Scheduler) -> Callable:
             log_run,
         )
         look_ahead(fleet.ranks, fleet.workers, fleet.scratch, worker)
-        set_end(fleet.clock, worker, fleet.workers.time[worker, PASS_END])
+        set_end(fleet.clock, worker, fleet.workers.time[worker, W.PASS_END])
 
     @inner
     def complete_due(fleet):
         """Apply all passes that end now, by worker; wake workers whose next request is here."""
         clock = fleet.clock
-        while clock.ends[1] == clock.time[NOW]:
+        while clock.ends[1] == clock.time[F.NOW]:
             worker = first_leaf(clock.ends)
             # Other workers may have used up what there was room for when its pass began.
             code = room_for(fleet, worker)
@@ -400,7 +322,7 @@ def bind(scheduler: Scheduler) -> Callable:
                 continue
             set_end(clock, worker, np.inf)
             wake(clock, worker)
-            if fleet.workers.state[worker, PENDING] == NO_PASS:
+            if fleet.workers.state[worker, W.PENDING] == W.NO_PASS:
                 continue
             code = close_segment(fleet, worker)
             if code != DONE:
@@ -411,24 +333,24 @@ def bind(scheduler: Scheduler) -> Callable:
     def cut_run(fleet, worker, due):
         """Let the run that a worker has in flight end with the first pass that ends at or after
         `due`."""
-        now = fleet.clock.time[NOW]
-        if due <= now and fleet.clock.state[ROUND] > 0:
+        now = fleet.clock.time[F.NOW]
+        if due <= now and fleet.clock.state[F.ROUND] > 0:
             # The worker was driven in an earlier round: a pass that starts now is under way.
             due = np.nextafter(now, np.inf)
         cut_ahead(fleet.workers, worker, due)
-        set_end(fleet.clock, worker, fleet.workers.time[worker, PASS_END])
+        set_end(fleet.clock, worker, fleet.workers.time[worker, W.PASS_END])
 
     @inner
     def is_idle(fleet, worker):
         """Whether a decode worker has no pass in flight just now; ends its run where it may."""
         w = fleet.workers.state[worker]
-        now = fleet.clock.time[NOW]
-        if w[PENDING] == NO_PASS:
+        now = fleet.clock.time[F.NOW]
+        if w[W.PENDING] == W.NO_PASS:
             count_idle_time(fleet, worker, now)
-        if w[PENDING] != RUN:
-            return w[PENDING] == NO_PASS
+        if w[W.PENDING] != W.RUN:
+            return w[W.PENDING] == W.NO_PASS
         cut_run(fleet, worker, now)
-        if fleet.workers.time[worker, PASS_END] > now:
+        if fleet.workers.time[worker, W.PASS_END] > now:
             return False
         set_end(fleet.clock, worker, np.inf)
         close_segment(fleet, worker)
@@ -444,41 +366,41 @@ def bind(scheduler: Scheduler) -> Callable:
         r = next_in_turn(fleet, np.int64(0), np.int64(fleet.pins[0, q]))
         s = fleet.ranks.fields[r]
         place(requests, fleet.pools, fleet.content, s, q, r)
-        worker = s[WORKER]
+        worker = s[R.WORKER]
         w = fleet.workers.state[worker]
-        now = clock.time[NOW]
+        now = clock.time[F.NOW]
         noticed = notices(requests, s, now)
         arrival = tokenized_at(
             clock.servers[worker],
-            clock.time[TOKENIZE_MS],
-            clock.time[TOKENIZE_TOKEN_MS],
-            requests.state[ISL, q],
+            clock.time[F.TOKENIZE_MS],
+            clock.time[F.TOKENIZE_TOKEN_MS],
+            requests.state[Q.ISL, q],
             now,
         )
         enqueue(requests, s, q, arrival)
-        if w[PENDING] == NO_PASS:
+        if w[W.PENDING] == W.NO_PASS:
             if arrival <= now:
                 wake(clock, worker)
             else:
                 set_end(clock, worker, next_arrival(fleet, w, now))
-        elif w[PENDING] == RUN and noticed:
+        elif w[W.PENDING] == W.RUN and noticed:
             cut_run(fleet, worker, arrival)
 
     @inner
     def release(transfers, fleet, q):
         """A request is released: it is placed, or its handoff begins."""
         requests = fleet.requests
-        grows = requests.state[FAMILY, q] != q
+        grows = requests.state[Q.FAMILY, q] != q
         if transfers is not None:
-            ordinal = fleet.clock.state[RELEASED_COUNT]
-            transfers.requests[ORDINAL, q] = ordinal
-            transfers.requests[BY_ORDINAL, ordinal] = q
+            ordinal = fleet.clock.state[F.RELEASED_COUNT]
+            transfers.requests[F.ORDINAL, q] = ordinal
+            transfers.requests[F.BY_ORDINAL, ordinal] = q
             if grows:
                 copy = decode_copy(transfers, q)
-                w = fleet.workers.state[fleet.clock.pools[1, FIRST_WORKER]]
+                w = fleet.workers.state[fleet.clock.pools[1, F.FIRST_WORKER]]
                 grow_prompt(requests, fleet.ranks.fields[0], q, copy - 1)
-                grow_prompt(requests, fleet.ranks.fields[w[FIRST_RANK]], copy, copy - 1)
-            act(transfers, RESERVE if reserves_first else SUBMIT, q)
+                grow_prompt(requests, fleet.ranks.fields[w[W.FIRST_RANK]], copy, copy - 1)
+            act(transfers, F.RESERVE if reserves_first else F.SUBMIT, q)
         else:
             if grows:
                 grow_prompt(requests, fleet.ranks.fields[0], q, q - 1)
@@ -487,14 +409,14 @@ def bind(scheduler: Scheduler) -> Callable:
     @inner
     def release_due(fleet):
         """Release every request that is due now."""
-        now = fleet.clock.time[NOW]
+        now = fleet.clock.time[F.NOW]
         while True:
             q = take_due(fleet.arrivals, now)
             if q < 0:
                 return
-            fleet.requests.time[RELEASED, q] = now
+            fleet.requests.time[Q.RELEASED, q] = now
             release(fleet.transfers, fleet, q)
-            fleet.clock.state[RELEASED_COUNT] += 1
+            fleet.clock.state[F.RELEASED_COUNT] += 1
 
     # --- actions ----------------------------------------------------------------------------------
     @inner
@@ -504,25 +426,25 @@ def bind(scheduler: Scheduler) -> Callable:
         copy = decode_copy(transfers, q)
         r = next_in_turn(fleet, np.int64(1), np.int64(fleet.pins[1, q]))
         s = fleet.ranks.fields[r]
-        worker = s[WORKER]
+        worker = s[R.WORKER]
         reason = refusal(requests, s, copy)
         if reason > 0:
             fail(fleet, copy, s, worker, reason)
             cancel_or_forget(transfers, fleet, q)
             return
         place(requests, fleet.pools, fleet.content, s, copy, r)
-        log_step(transfers.steps, STEP_ACCEPTED, q, fleet.clock.time[NOW])
-        requests.state[ORDER, copy] = transfers.state[ORDERS]
-        transfers.state[ORDERS] += 1
-        requests.time[ARRIVAL, copy] = np.inf
-        requests.state[NEXT, copy] = NONE
-        if s[QUEUE_HEAD] < 0:
-            s[QUEUE_HEAD] = copy
-            s[REFUSED_VERSION] = NONE
+        log_step(transfers.steps, F.STEP_ACCEPTED, q, fleet.clock.time[F.NOW])
+        requests.state[Q.ORDER, copy] = transfers.state[F.ORDERS]
+        transfers.state[F.ORDERS] += 1
+        requests.time[Q.ARRIVAL, copy] = np.inf
+        requests.state[Q.NEXT, copy] = NONE
+        if s[R.QUEUE_HEAD] < 0:
+            s[R.QUEUE_HEAD] = copy
+            s[R.REFUSED_VERSION] = NONE
         else:
-            requests.state[NEXT, s[QUEUE_TAIL]] = copy
-        s[QUEUE_TAIL] = copy
-        if s[REFUSED_VERSION] == s[CAPACITY_VERSION]:
+            requests.state[Q.NEXT, s[R.QUEUE_TAIL]] = copy
+        s[R.QUEUE_TAIL] = copy
+        if s[R.REFUSED_VERSION] == s[R.CAPACITY_VERSION]:
             return
         if is_idle(fleet, worker):
             retry(transfers, fleet, r)
@@ -536,46 +458,46 @@ def bind(scheduler: Scheduler) -> Callable:
         if reserves_first:
             note_failed(fleet, q, decode_copy(transfers, q))
         else:
-            act(transfers, CANCEL_SOURCE, q)
+            act(transfers, F.CANCEL_SOURCE, q)
 
     @inner
     def finish_transfer(transfers, fleet, q):
         """The blocks are there: the destination may decode, the source may let go."""
         copy = decode_copy(transfers, q)
-        r = np.int64(fleet.requests.state[RANK, copy])
+        r = np.int64(fleet.requests.state[Q.RANK, copy])
         s = fleet.ranks.fields[r]
-        worker = s[WORKER]
+        worker = s[R.WORKER]
         if not is_idle(fleet, worker):
-            defer(transfers, r, ACTIVATE, q)
+            defer(transfers, r, F.ACTIVATE, q)
             return
-        now = fleet.clock.time[NOW]
-        s[PROMISED] -= 1
+        now = fleet.clock.time[F.NOW]
+        s[R.PROMISED] -= 1
         activate(fleet.requests, fleet.pools, s, copy, now)
-        log_step(transfers.steps, STEP_ACTIVATED, q, now)
-        transfers.instants[ACTIVATED_AT, q] = now
+        log_step(transfers.steps, F.STEP_ACTIVATED, q, now)
+        transfers.instants[F.ACTIVATED_AT, q] = now
         wake(fleet.clock, worker)
-        act(transfers, RELEASE, q)
+        act(transfers, F.RELEASE, q)
         retry(transfers, fleet, r)
 
     @inner
     def free_source(transfers, fleet, kind, q):
         """Let a prefill rank forget a request, once its worker is idle."""
-        r = np.int64(fleet.requests.state[RANK, q])
+        r = np.int64(fleet.requests.state[Q.RANK, q])
         s = fleet.ranks.fields[r]
-        worker = s[WORKER]
-        if fleet.workers.state[worker, PENDING] != NO_PASS:
+        worker = s[R.WORKER]
+        if fleet.workers.state[worker, W.PENDING] != W.NO_PASS:
             defer(transfers, r, kind, q)
             return
-        now = fleet.clock.time[NOW]
-        if transfers.instants[HELD_AT, q] >= 0.0:
+        now = fleet.clock.time[F.NOW]
+        if transfers.instants[F.HELD_AT, q] >= 0.0:
             count_idle_time(fleet, worker, now)
             release_held(fleet.requests, fleet.pools, s, q, now)
-            log_step(transfers.steps, STEP_RELEASED, q, now)
+            log_step(transfers.steps, F.STEP_RELEASED, q, now)
             wake(fleet.clock, worker)
-        if kind == RELEASE:
-            transfers.instants[RELEASED_AT, q] = now
+        if kind == F.RELEASE:
+            transfers.instants[F.RELEASED_AT, q] = now
         elif reserves_first:
-            act(transfers, CANCEL_DESTINATION, q)
+            act(transfers, F.CANCEL_DESTINATION, q)
         else:
             note_failed(fleet, q, q)
 
@@ -583,13 +505,13 @@ def bind(scheduler: Scheduler) -> Callable:
     def cancel_destination(transfers, fleet, q):
         """Let a decode rank forget a request that no prompt comes for."""
         copy = decode_copy(transfers, q)
-        r = np.int64(fleet.requests.state[RANK, copy])
+        r = np.int64(fleet.requests.state[Q.RANK, copy])
         s = fleet.ranks.fields[r]
-        worker = s[WORKER]
+        worker = s[R.WORKER]
         if not is_idle(fleet, worker):
-            defer(transfers, r, CANCEL_DESTINATION, q)
+            defer(transfers, r, F.CANCEL_DESTINATION, q)
             return
-        s[PROMISED] -= 1
+        s[R.PROMISED] -= 1
         cancel(fleet.requests, fleet.pools, s, copy)
         wake(fleet.clock, worker)
         note_failed(fleet, q, q)
@@ -598,21 +520,21 @@ def bind(scheduler: Scheduler) -> Callable:
     @inner
     def run_actions(transfers, fleet):
         """Execute all actions, and those they append. Returns DONE, or what has to grow first."""
-        while transfers.state[ACTIONS] > 0:
+        while transfers.state[F.ACTIONS] > 0:
             code = room_for_command(fleet)
             if code != DONE:
                 return code
             kind, q = next_action(transfers)
-            if kind == SUBMIT:
+            if kind == F.SUBMIT:
                 submit(fleet, q)
-            elif kind == RESERVE:
+            elif kind == F.RESERVE:
                 ask_destination(transfers, fleet, q)
-            elif kind == TRANSFER:
-                prompt = np.int64(fleet.requests.state[ISL, decode_copy(transfers, q)])
-                start_transfer(transfers, q, prompt, fleet.clock.time[NOW])
-            elif kind == ACTIVATE:
+            elif kind == F.TRANSFER:
+                prompt = np.int64(fleet.requests.state[Q.ISL, decode_copy(transfers, q)])
+                start_transfer(transfers, q, prompt, fleet.clock.time[F.NOW])
+            elif kind == F.ACTIVATE:
                 finish_transfer(transfers, fleet, q)
-            elif kind == CANCEL_DESTINATION:
+            elif kind == F.CANCEL_DESTINATION:
                 cancel_destination(transfers, fleet, q)
             else:
                 free_source(transfers, fleet, kind, q)
@@ -624,7 +546,7 @@ def bind(scheduler: Scheduler) -> Callable:
         """Whether a decode worker lets one of the passes for which prefills are put off go by, at
         whose end requests may get blocks (see `counts_down`)."""
         if transfers is not None and reserves_first:
-            is_source = fleet.ranks.fields[w[FIRST_RANK], ROLE] == SOURCE
+            is_source = fleet.ranks.fields[w[W.FIRST_RANK], R.ROLE] == R.SOURCE
             if not is_source and counts_down(fleet, w, now):
                 retry_all(transfers, fleet, w)
                 return True
@@ -634,17 +556,17 @@ def bind(scheduler: Scheduler) -> Callable:
     def stands_aside(transfers, fleet, w, end, now):
         """Whether a pass that takes no time and has no effect is dropped: the worker stands aside
         until something happens to it, unless requests get blocks instead."""
-        takes_no_time = w[PENDING] == ONE_PASS and end == now
+        takes_no_time = w[W.PENDING] == W.ONE_PASS and end == now
         if transfers is not None and takes_no_time and not has_effect(fleet, w):
-            w[PENDING] = NO_PASS
-            w[ASIDE] = 1
-            w[STEP] += 1
-            is_source = fleet.ranks.fields[w[FIRST_RANK], ROLE] == SOURCE
+            w[W.PENDING] = W.NO_PASS
+            w[W.ASIDE] = 1
+            w[W.STEP] += 1
+            is_source = fleet.ranks.fields[w[W.FIRST_RANK], R.ROLE] == R.SOURCE
             if not is_source and retry_all(transfers, fleet, w):
-                w[ASIDE] = 0
+                w[W.ASIDE] = 0
                 return True
-            for r in range(w[FIRST_RANK], w[FIRST_RANK] + w[DP_SIZE]):
-                if fleet.ranks.fields[r, PARTICIPATES] != 0:
+            for r in range(w[W.FIRST_RANK], w[W.FIRST_RANK] + w[W.DP_SIZE]):
+                if fleet.ranks.fields[r, R.PARTICIPATES] != 0:
                     try_in_vain(fleet.ranks.factors[r])
         return False
 
@@ -652,16 +574,16 @@ def bind(scheduler: Scheduler) -> Callable:
     def shorten_for_retry(transfers, fleet, w):
         """A run ends after one pass where that brings an attempt to reserve blocks."""
         if transfers is not None and somebody_is_due(fleet, w):
-            w[PENDING_PASSES] = 1
+            w[W.PENDING_PASSES] = 1
 
     @inner
     def drive(fleet, worker):
         """Start passes on an idle worker until one takes time or there is nothing to do."""
         w = fleet.workers.state[worker]
         times = fleet.workers.time[worker]
-        now = fleet.clock.time[NOW]
+        now = fleet.clock.time[F.NOW]
         count_idle_time(fleet, worker, now)
-        w[ASIDE] = 0
+        w[W.ASIDE] = 0
         while True:
             code = room_for(fleet, worker)
             if code != DONE:
@@ -674,19 +596,19 @@ def bind(scheduler: Scheduler) -> Callable:
             act_on_start(fleet.transfers, fleet, worker)
             if code != DONE:
                 return code
-            if w[PENDING] == RUN:
+            if w[W.PENDING] == W.RUN:
                 shorten_for_retry(fleet.transfers, fleet, w)
-                w[WALKED_PASSES] = 0
-                times[WALKED] = now
-                times[WAKE_AT] = first_watched_arrival(
+                w[W.WALKED_PASSES] = 0
+                times[W.WALKED] = now
+                times[W.WAKE_AT] = first_watched_arrival(
                     fleet.ranks, fleet.workers, fleet.requests, worker
                 )
                 if look_ahead(fleet.ranks, fleet.workers, fleet.scratch, worker) == 0:
                     return BAD_PRICE
-            end = times[PASS_END]
+            end = times[W.PASS_END]
             if stands_aside(fleet.transfers, fleet, w, end, now):
                 continue
-            if w[PENDING] == NO_PASS:
+            if w[W.PENDING] == W.NO_PASS:
                 set_end(fleet.clock, worker, next_arrival(fleet, w, now))
                 return DONE
             if end > now:
@@ -701,15 +623,15 @@ def bind(scheduler: Scheduler) -> Callable:
         """Drive the ready set, in order."""
         clock = fleet.clock
         driven = np.int64(0)
-        while driven < clock.state[READY_WORKERS]:
+        while driven < clock.state[F.READY_WORKERS]:
             worker = clock.ready[driven]
-            if fleet.workers.state[worker, PENDING] == NO_PASS:
+            if fleet.workers.state[worker, W.PENDING] == W.NO_PASS:
                 code = drive(fleet, worker)
                 if code != DONE:
-                    drop_driven(clock.ready, clock.state, READY_WORKERS, driven)
+                    drop_driven(clock.ready, clock.state, F.READY_WORKERS, driven)
                     return code
             driven += 1
-        clock.state[READY_WORKERS] = 0
+        clock.state[F.READY_WORKERS] = 0
         return DONE
 
     # --- an instant -------------------------------------------------------------------------------
@@ -717,14 +639,14 @@ def bind(scheduler: Scheduler) -> Callable:
     def hand_over(transfers, fleet):
         """Transfers that end, and the actions of handoffs."""
         if transfers is not None:
-            end_transfers(transfers, fleet.clock.time[NOW])
+            end_transfers(transfers, fleet.clock.time[F.NOW])
             return run_actions(transfers, fleet)
         return DONE
 
     @inner
     def anything_due(transfers, fleet):
         """Whether a pass or a transfer ends now."""
-        now = fleet.clock.time[NOW]
+        now = fleet.clock.time[F.NOW]
         if transfers is not None:
             return fleet.clock.ends[1] == now or transfers.ends[1] == now
         return fleet.clock.ends[1] == now
@@ -733,7 +655,7 @@ def bind(scheduler: Scheduler) -> Callable:
     def actions_left(transfers):
         """Actions that wait to be executed."""
         if transfers is not None:
-            return transfers.state[ACTIONS]
+            return transfers.state[F.ACTIONS]
         return np.int64(0)
 
     @inner
@@ -747,8 +669,8 @@ def bind(scheduler: Scheduler) -> Callable:
         """Rounds of this instant, until nothing changes."""
         c = fleet.clock.state
         while True:
-            if c[DRIVING] == 0:
-                released = c[RELEASED_COUNT]
+            if c[F.DRIVING] == 0:
+                released = c[F.RELEASED_COUNT]
                 changed = anything_due(fleet.transfers, fleet)
                 code = complete_due(fleet)
                 if code != DONE:
@@ -758,20 +680,20 @@ def bind(scheduler: Scheduler) -> Callable:
                 if code != DONE:
                     return code
                 release_due(fleet)
-                changed |= c[RELEASED_COUNT] > released
+                changed |= c[F.RELEASED_COUNT] > released
                 count_round(fleet.transfers, fleet)
-                if c[READY_WORKERS] == 0 and actions_left(fleet.transfers) == 0:
+                if c[F.READY_WORKERS] == 0 and actions_left(fleet.transfers) == 0:
                     if changed:
                         # The round in which the reference finds nothing to do.
                         count_round(fleet.transfers, fleet)
                     return DONE
             # An entry that returned in the middle of the drives resumes them.
-            c[DRIVING] = 1
+            c[F.DRIVING] = 1
             code = drive_ready(fleet)
             if code != DONE:
                 return code
-            c[DRIVING] = 0
-            c[ROUND] += 1
+            c[F.DRIVING] = 0
+            c[F.ROUND] += 1
 
     # --- standstills ------------------------------------------------------------------------------
     @inner
@@ -780,33 +702,33 @@ def bind(scheduler: Scheduler) -> Callable:
         Whether there was one."""
         if transfers is None:
             return False
-        now = fleet.clock.time[NOW]
+        now = fleet.clock.time[F.NOW]
         for r in range(len(fleet.ranks.fields)):
             s = fleet.ranks.fields[r]
             copy = first_waiting(fleet.requests, s, now)
             pending = copy < 0
             if pending:
-                copy = s[QUEUE_HEAD]
+                copy = s[R.QUEUE_HEAD]
             if copy < 0:
                 continue
-            worker = s[WORKER]
+            worker = s[R.WORKER]
             q = request_of(transfers, copy)
             count_idle_time(fleet, worker, now)
             if pending:
-                s[QUEUE_HEAD] = np.int64(fleet.requests.state[NEXT, copy])
-                s[REFUSED_VERSION] = NONE
+                s[R.QUEUE_HEAD] = np.int64(fleet.requests.state[Q.NEXT, copy])
+                s[R.REFUSED_VERSION] = NONE
             else:
                 fail_waiting(fleet.requests, fleet.pools, s, copy, now)
-            fail(fleet, copy, s, worker, DEADLOCK)
-            if s[ROLE] == SOURCE and reserves_first:
-                act(transfers, CANCEL_DESTINATION, q)
+            fail(fleet, copy, s, worker, S.DEADLOCK)
+            if s[R.ROLE] == R.SOURCE and reserves_first:
+                act(transfers, F.CANCEL_DESTINATION, q)
             elif pending:
                 cancel_or_forget(transfers, fleet, q)
             else:
                 note_failed(fleet, q, copy)
             wake(fleet.clock, worker)
-            s[CAPACITY_VERSION] += 1
-            if s[ROLE] == DESTINATION:
+            s[R.CAPACITY_VERSION] += 1
+            if s[R.ROLE] == R.DESTINATION:
                 retry(transfers, fleet, np.int64(r))
             return True
         return False
@@ -820,12 +742,12 @@ def bind(scheduler: Scheduler) -> Callable:
         for k in range(len(workers.state)):
             worker = np.int64(k)
             w = workers.state[worker]
-            if w[PENDING] != RUN:
+            if w[W.PENDING] != W.RUN:
                 continue
             code = room_for(fleet, worker)
             if code != DONE:
                 return code
-            drop_ahead(workers, worker, fleet.clock.time[HORIZON])
+            drop_ahead(workers, worker, fleet.clock.time[F.HORIZON])
             observe_ahead(
                 fleet.ranks,
                 workers,
@@ -835,7 +757,7 @@ def bind(scheduler: Scheduler) -> Callable:
                 worker,
                 log_run,
             )
-            passes = w[WALKED_PASSES]
+            passes = w[W.WALKED_PASSES]
             if passes > 0:
                 count_idle_ranks(fleet, worker)
                 close_run(
@@ -847,8 +769,8 @@ def bind(scheduler: Scheduler) -> Callable:
                     worker,
                     passes,
                 )
-                w[PENDING] = ONE_PASS  # the next one is under way
-        count_to_the_end(fleet, fleet.clock.time[NOW])
+                w[W.PENDING] = W.ONE_PASS  # the next one is under way
+        count_to_the_end(fleet, fleet.clock.time[F.NOW])
         return DONE
 
     @inner
@@ -863,7 +785,7 @@ def bind(scheduler: Scheduler) -> Callable:
         """When something happens next. Nothing does where a run merely has to be walked on."""
         clock = fleet.clock
         other = min(next_transfer(fleet.transfers), next_time(fleet.arrivals))
-        latest = min(min(other, clock.time[NEXT_TICK]), clock.time[HORIZON])
+        latest = min(min(other, clock.time[F.NEXT_TICK]), clock.time[F.HORIZON])
         while clock.ends[1] <= latest and clock.ends[1] < np.inf:
             worker = first_leaf(clock.ends)
             if not goes_on(fleet, worker):
@@ -879,24 +801,24 @@ def bind(scheduler: Scheduler) -> Callable:
         that is DONE or an error.
         """
         clock = fleet.clock
-        for _ in range(clock.state[SEGMENTS]):
-            if clock.state[INSTANT_OVER] == 0:
+        for _ in range(clock.state[F.SEGMENTS]):
+            if clock.state[F.INSTANT_OVER] == 0:
                 code = run_instant(fleet)
                 if code != DONE:
                     return code
-                clock.state[INSTANT_OVER] = 1
+                clock.state[F.INSTANT_OVER] = 1
             following = next_instant(fleet)
             if following == np.inf and fail_stuck(fleet.transfers, fleet):
-                clock.state[INSTANT_OVER] = 0
+                clock.state[F.INSTANT_OVER] = 0
                 continue
-            if following == np.inf or following > clock.time[HORIZON]:
+            if following == np.inf or following > clock.time[F.HORIZON]:
                 return end_at_horizon(fleet)
-            if following > clock.time[NEXT_TICK]:
+            if following > clock.time[F.NEXT_TICK]:
                 # The caller sets the next tick; nothing happens in between.
                 return TICKED
-            clock.time[NOW] = following
-            clock.state[ROUND] = 0
-            clock.state[INSTANT_OVER] = 0
+            clock.time[F.NOW] = following
+            clock.state[F.ROUND] = 0
+            clock.state[F.INSTANT_OVER] = 0
         return PAUSED
 
     return run_clock

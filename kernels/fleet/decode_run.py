@@ -16,48 +16,22 @@ import numpy as np
 from vecsim.kernels.compile.jit import inner
 from vecsim.kernels.fleet.itl_histogram import count_gaps
 from vecsim.kernels.sched.lifecycle import mark_second_tokens
-from vecsim.kernels.state.layout import (
-    AHEAD,
-    BLOCK_SIZE,
-    CHUNK,
-    CLOCK,
-    DP_SIZE,
-    DURATIONS,
-    ENDS,
-    FIRST_RANK,
-    FREE,
-    FRONT,
-    FRONT_CONTEXT,
-    FRONT_COUNTED,
-    GAPS,
-    GROWN,
-    GROWTH_OFFSET,
-    IDLE,
-    KV_BLOCK_MS,
-    NUM_BLOCKS,
-    PARTICIPATES,
-    PASS_END,
-    PENDING_PASSES,
-    TICK,
-    WAKE_AT,
-    WALKED,
-    WALKED_PASSES,
-    WORKER_TIME,
-)
+from vecsim.kernels.state import rank as R
+from vecsim.kernels.state import worker as W
 from vecsim.kernels.timing.durations import decode_series
 
 
 @inner
 def passes_within(s, lists, blocks, passes):
     """How many of `passes` pure decode passes the given number of blocks suffices for."""
-    front = s[FRONT]
-    block_size = s[BLOCK_SIZE]
+    front = s[R.FRONT]
+    block_size = s[R.BLOCK_SIZE]
     if front * (passes // block_size + 1) <= blocks:
         return passes
     covered = (blocks // front) * block_size
     left = blocks % front
-    growth = lists[s[GROWTH_OFFSET] : s[GROWTH_OFFSET] + block_size]
-    slot = s[TICK] % block_size
+    growth = lists[s[R.GROWTH_OFFSET] : s[R.GROWTH_OFFSET] + block_size]
+    slot = s[R.TICK] % block_size
     while covered < passes and growth[slot] <= left:
         left -= growth[slot]
         covered += 1
@@ -73,14 +47,14 @@ def price_chunk(ranks, scratch, first, dp_size, done, count):
     fewer before a bad price."""
     chunk = scratch.chunk
     for k in range(count):
-        chunk[DURATIONS, k] = 0.0
+        chunk[W.DURATIONS, k] = 0.0
     for r in range(first, first + dp_size):
         s = ranks.fields[r]
-        if s[PARTICIPATES] == 0:
+        if s[R.PARTICIPATES] == 0:
             continue
-        context = s[FRONT_CONTEXT] + done * s[FRONT]
+        context = s[R.FRONT_CONTEXT] + done * s[R.FRONT]
         f = ranks.factors[r]
-        count = decode_series(s, f, s[FRONT], context, count, chunk)
+        count = decode_series(s, f, s[R.FRONT], context, count, chunk)
     return count
 
 
@@ -88,8 +62,8 @@ def price_chunk(ranks, scratch, first, dp_size, done, count):
 def chunk_end(scratch, count, start, arrival, until):
     """Add up the durations in order. Returns how many of the `count` passes belong to the run:
     up to the first that ends at or after `arrival`, without those that end after `until`."""
-    ends = scratch.chunk[ENDS]
-    durations = scratch.chunk[DURATIONS]
+    ends = scratch.chunk[W.ENDS]
+    durations = scratch.chunk[W.DURATIONS]
     end = start
     for k in range(count):
         end += durations[k]
@@ -112,8 +86,8 @@ def log_passes(
     if events is not None:
         for r in range(first, first + dp_size):
             s = ranks.fields[r]
-            if s[PARTICIPATES] != 0:
-                ends = scratch.chunk[ENDS]
+            if s[R.PARTICIPATES] != 0:
+                ends = scratch.chunk[W.ENDS]
                 log_run(requests, pools, s, ranks.lists, ends, done, count, start)
 
 
@@ -122,8 +96,8 @@ def observe_chunk(
     ranks, times, requests, pools, scratch, first, dp_size, done, count, start, log_run
 ):
     """Record `count` walked passes: gaps, second tokens, held blocks, KV events."""
-    ends = scratch.chunk[ENDS]
-    gaps = scratch.chunk[GAPS]
+    ends = scratch.chunk[W.ENDS]
+    gaps = scratch.chunk[W.GAPS]
     gaps[0] = ends[0] - start
     for k in range(1, count):
         gaps[k] = ends[k] - ends[k - 1]
@@ -131,17 +105,17 @@ def observe_chunk(
     held = 0.0
     for r in range(first, first + dp_size):
         s = ranks.fields[r]
-        if s[PARTICIPATES] == 0:
+        if s[R.PARTICIPATES] == 0:
             continue
         if done == 0:
-            s[GROWN] = 0
+            s[R.GROWN] = 0
             mark_second_tokens(requests, s, ranks.lists, ends[0])
-        weight += s[FRONT_COUNTED]
-        block_size = s[BLOCK_SIZE]
-        growth = ranks.lists[s[GROWTH_OFFSET] : s[GROWTH_OFFSET] + block_size]
-        active = s[NUM_BLOCKS] - s[FREE] - s[IDLE] + s[GROWN]
+        weight += s[R.FRONT_COUNTED]
+        block_size = s[R.BLOCK_SIZE]
+        growth = ranks.lists[s[R.GROWTH_OFFSET] : s[R.GROWTH_OFFSET] + block_size]
+        active = s[R.NUM_BLOCKS] - s[R.FREE] - s[R.IDLE] + s[R.GROWN]
         held += np.float64(active) * (ends[count - 1] - start)
-        slot = (s[TICK] + done) % block_size
+        slot = (s[R.TICK] + done) % block_size
         pass_start = start
         grown = np.int64(0)
         for k in range(count):
@@ -152,8 +126,8 @@ def observe_chunk(
             slot += 1
             if slot == block_size:
                 slot = np.int64(0)
-        s[GROWN] += grown
-    times[KV_BLOCK_MS] += held
+        s[R.GROWN] += grown
+    times[W.KV_BLOCK_MS] += held
     count_gaps(times, scratch, count, weight)
     log_passes(
         pools.events,
@@ -178,12 +152,12 @@ def walk_run(ranks, workers, requests, pools, scratch, worker, passes, arrival, 
     `until`, or before a bad price; negative if the first has one.
     """
     times = workers.time[worker]
-    first = workers.state[worker, FIRST_RANK]
-    dp_size = workers.state[worker, DP_SIZE]
-    end = times[CLOCK]
+    first = workers.state[worker, W.FIRST_RANK]
+    dp_size = workers.state[worker, W.DP_SIZE]
+    end = times[W.CLOCK]
     done = np.int64(0)
     while done < passes:
-        count = min(np.int64(CHUNK), passes - done)
+        count = min(np.int64(W.CHUNK), passes - done)
         count = price_chunk(ranks, scratch, first, dp_size, done, count)
         if count == 0:
             if done == 0:
@@ -204,11 +178,11 @@ def walk_run(ranks, workers, requests, pools, scratch, worker, passes, arrival, 
                 end,
                 log_run,
             )
-            end = scratch.chunk[ENDS, taken - 1]
+            end = scratch.chunk[W.ENDS, taken - 1]
             done += taken
         if taken < count or end >= arrival:
             break
-    times[PASS_END] = end
+    times[W.PASS_END] = end
     return done
 
 
@@ -222,27 +196,27 @@ def look_ahead(ranks, workers, scratch, worker):
     """
     w = workers.state[worker]
     times = workers.time[worker]
-    end = times[WALKED]
-    wanted = min(np.int64(CHUNK), w[PENDING_PASSES] - w[WALKED_PASSES])
-    priced = price_chunk(ranks, scratch, w[FIRST_RANK], w[DP_SIZE], w[WALKED_PASSES], wanted)
+    end = times[W.WALKED]
+    wanted = min(np.int64(W.CHUNK), w[W.PENDING_PASSES] - w[W.WALKED_PASSES])
+    priced = price_chunk(ranks, scratch, w[W.FIRST_RANK], w[W.DP_SIZE], w[W.WALKED_PASSES], wanted)
     before = end
     count = np.int64(0)
-    while count < priced and (count == 0 or end < times[WAKE_AT]):
+    while count < priced and (count == 0 or end < times[W.WAKE_AT]):
         before = end
-        end += scratch.chunk[DURATIONS, count]
-        times[WORKER_TIME + count] = end
+        end += scratch.chunk[W.DURATIONS, count]
+        times[W.WORKER_TIME + count] = end
         count += 1
-    if count < wanted or end == before or end >= times[WAKE_AT]:
-        w[PENDING_PASSES] = w[WALKED_PASSES] + count
-    w[AHEAD] = count
-    times[PASS_END] = end
+    if count < wanted or end == before or end >= times[W.WAKE_AT]:
+        w[W.PENDING_PASSES] = w[W.WALKED_PASSES] + count
+    w[W.AHEAD] = count
+    times[W.PASS_END] = end
     return count
 
 
 @inner
 def is_last_ahead(w):
     """Whether the run in flight is known to its end."""
-    return w[WALKED_PASSES] + w[AHEAD] == w[PENDING_PASSES]
+    return w[W.WALKED_PASSES] + w[W.AHEAD] == w[W.PENDING_PASSES]
 
 
 @inner
@@ -251,20 +225,20 @@ def cut_ahead(workers, worker, due):
     not gone by; if that pass is not known yet, WAKE_AT remembers it."""
     w = workers.state[worker]
     times = workers.time[worker]
-    if w[WALKED_PASSES] > 0 and times[WALKED] >= due:
-        w[AHEAD] = 0
-        times[PASS_END] = times[WALKED]
-        w[PENDING_PASSES] = w[WALKED_PASSES]
+    if w[W.WALKED_PASSES] > 0 and times[W.WALKED] >= due:
+        w[W.AHEAD] = 0
+        times[W.PASS_END] = times[W.WALKED]
+        w[W.PENDING_PASSES] = w[W.WALKED_PASSES]
         return
     k = np.int64(0)
-    while k < w[AHEAD] and times[WORKER_TIME + k] < due:
+    while k < w[W.AHEAD] and times[W.WORKER_TIME + k] < due:
         k += 1
-    if k == w[AHEAD]:
-        times[WAKE_AT] = min(times[WAKE_AT], due)
+    if k == w[W.AHEAD]:
+        times[W.WAKE_AT] = min(times[W.WAKE_AT], due)
         return
-    w[AHEAD] = k + 1
-    times[PASS_END] = times[WORKER_TIME + k]
-    w[PENDING_PASSES] = w[WALKED_PASSES] + w[AHEAD]
+    w[W.AHEAD] = k + 1
+    times[W.PASS_END] = times[W.WORKER_TIME + k]
+    w[W.PENDING_PASSES] = w[W.WALKED_PASSES] + w[W.AHEAD]
 
 
 @inner
@@ -272,11 +246,11 @@ def drop_ahead(workers, worker, until):
     """Forget the passes of the run in flight that end after `until`."""
     w = workers.state[worker]
     times = workers.time[worker]
-    while w[AHEAD] > 0 and times[PASS_END] > until:
-        w[AHEAD] -= 1
-        times[PASS_END] = times[WALKED]
-        if w[AHEAD] > 0:
-            times[PASS_END] = times[WORKER_TIME + w[AHEAD] - 1]
+    while w[W.AHEAD] > 0 and times[W.PASS_END] > until:
+        w[W.AHEAD] -= 1
+        times[W.PASS_END] = times[W.WALKED]
+        if w[W.AHEAD] > 0:
+            times[W.PASS_END] = times[W.WORKER_TIME + w[W.AHEAD] - 1]
 
 
 @inner
@@ -284,24 +258,24 @@ def observe_ahead(ranks, workers, requests, pools, scratch, worker, log_run):
     """Record the passes whose ends are known: they are walked now."""
     w = workers.state[worker]
     times = workers.time[worker]
-    count = w[AHEAD]
+    count = w[W.AHEAD]
     if count == 0:
         return
     for k in range(count):
-        scratch.chunk[ENDS, k] = times[WORKER_TIME + k]
+        scratch.chunk[W.ENDS, k] = times[W.WORKER_TIME + k]
     observe_chunk(
         ranks,
         times,
         requests,
         pools,
         scratch,
-        w[FIRST_RANK],
-        w[DP_SIZE],
-        w[WALKED_PASSES],
+        w[W.FIRST_RANK],
+        w[W.DP_SIZE],
+        w[W.WALKED_PASSES],
         count,
-        times[WALKED],
+        times[W.WALKED],
         log_run,
     )
-    w[WALKED_PASSES] += count
-    w[AHEAD] = 0
-    times[WALKED] = times[PASS_END]
+    w[W.WALKED_PASSES] += count
+    w[W.AHEAD] = 0
+    times[W.WALKED] = times[W.PASS_END]

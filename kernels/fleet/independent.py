@@ -14,17 +14,9 @@ from vecsim.kernels.fleet.decode_run import walk_run
 from vecsim.kernels.fleet.worker import bind as bind_worker
 from vecsim.kernels.fleet.worker import jump_to_arrival
 from vecsim.kernels.sched.interface import Scheduler
-from vecsim.kernels.state.fleet import END_WORKER, HORIZON, NEXT_WORKER, SEGMENTS
-from vecsim.kernels.state.layout import (
-    BAD_PRICE,
-    DONE,
-    NO_PASS,
-    PASS_END,
-    PAUSED,
-    PENDING,
-    PENDING_PASSES,
-    RUN,
-)
+from vecsim.kernels.state import fleet as F
+from vecsim.kernels.state import worker as W
+from vecsim.kernels.state.codes import BAD_PRICE, DONE, PAUSED
 
 
 def bind(scheduler: Scheduler) -> Callable:
@@ -46,10 +38,10 @@ def bind(scheduler: Scheduler) -> Callable:
             code = open_pass(ranks, workers, requests, pools, scratch, worker)
             if code != DONE:
                 return code
-            if w[PENDING] == NO_PASS:
+            if w[W.PENDING] == W.NO_PASS:
                 if not jump_to_arrival(ranks, workers, requests, worker, until):
                     return DONE
-            elif w[PENDING] == RUN:
+            elif w[W.PENDING] == W.RUN:
                 passes = walk_run(
                     ranks,
                     workers,
@@ -57,7 +49,7 @@ def bind(scheduler: Scheduler) -> Callable:
                     pools,
                     scratch,
                     worker,
-                    w[PENDING_PASSES],
+                    w[W.PENDING_PASSES],
                     first_watched_arrival(ranks, workers, requests, worker),
                     until,
                     log_run,
@@ -68,7 +60,7 @@ def bind(scheduler: Scheduler) -> Callable:
                     return DONE
                 code = close_run(ranks, workers, requests, pools, scratch, worker, passes)
             else:
-                if workers.time[worker, PASS_END] > until:
+                if workers.time[worker, W.PASS_END] > until:
                     return DONE
                 code = close_pass(ranks, workers, requests, pools, scratch, worker)
             if code != DONE:
@@ -83,21 +75,21 @@ def bind(scheduler: Scheduler) -> Callable:
         DONE or an error.
         """
         c = clock.state
-        while c[NEXT_WORKER] < c[END_WORKER]:
+        while c[F.NEXT_WORKER] < c[F.END_WORKER]:
             code = advance(
                 ranks,
                 workers,
                 requests,
                 pools,
                 scratch,
-                c[NEXT_WORKER],
-                clock.time[HORIZON],
-                c[SEGMENTS],
+                c[F.NEXT_WORKER],
+                clock.time[F.HORIZON],
+                c[F.SEGMENTS],
             )
             if code != DONE:
                 return code
             forget(ranks, pools)
-            c[NEXT_WORKER] += 1
+            c[F.NEXT_WORKER] += 1
         return DONE
 
     return advance_all

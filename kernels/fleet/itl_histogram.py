@@ -10,20 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from vecsim.kernels.compile.jit import inner
-from vecsim.kernels.state.layout import (
-    GAP_COUNT,
-    GAP_MAX,
-    GAP_MIN,
-    GAP_POSITIVE_MIN,
-    GAP_SHIFT,
-    GAP_SQUARES,
-    GAP_SUM,
-    GAP_ZEROS,
-    GAPS,
-    RATE_SHIFT,
-    RATE_SQUARES,
-    RATE_SUM,
-)
+from vecsim.kernels.state import worker as W
 
 MANTISSA_BITS = 13
 _DROPPED = np.int64(52 - MANTISSA_BITS)
@@ -51,25 +38,25 @@ def count_gaps(times, scratch, count, weight):
     """Count the first `count` of the gaps of the chunk, each `weight` times, for one worker."""
     if weight == 0:
         return
-    gaps = scratch.chunk[GAPS]
+    gaps = scratch.chunk[W.GAPS]
     bins = scratch.bins
-    if times[GAP_COUNT] == 0.0:
-        times[GAP_SHIFT] = gaps[0]
-        times[GAP_MIN] = gaps[0]
-        times[GAP_MAX] = gaps[0]
-    if times[RATE_SHIFT] == 0.0 and gaps[0] > 0.0:
-        times[RATE_SHIFT] = 1000.0 / gaps[0]
-        times[GAP_POSITIVE_MIN] = gaps[0]
-    shift = times[GAP_SHIFT]
-    rate_shift = times[RATE_SHIFT]
+    if times[W.GAP_COUNT] == 0.0:
+        times[W.GAP_SHIFT] = gaps[0]
+        times[W.GAP_MIN] = gaps[0]
+        times[W.GAP_MAX] = gaps[0]
+    if times[W.RATE_SHIFT] == 0.0 and gaps[0] > 0.0:
+        times[W.RATE_SHIFT] = 1000.0 / gaps[0]
+        times[W.GAP_POSITIVE_MIN] = gaps[0]
+    shift = times[W.GAP_SHIFT]
+    rate_shift = times[W.RATE_SHIFT]
     total = 0.0
     squares = 0.0
     rates = 0.0
     rate_squares = 0.0
     zeros = np.int64(0)
-    smallest = times[GAP_MIN]
-    smallest_positive = times[GAP_POSITIVE_MIN]
-    largest = times[GAP_MAX]
+    smallest = times[W.GAP_MIN]
+    smallest_positive = times[W.GAP_POSITIVE_MIN]
+    largest = times[W.GAP_MAX]
     for k in range(count):
         gap = np.float64(gaps[k])
         deviation = gap - shift
@@ -88,19 +75,19 @@ def count_gaps(times, scratch, count, weight):
         else:
             zeros += 1
     factor = np.float64(weight)
-    times[GAP_COUNT] += factor * np.float64(count)
-    times[GAP_ZEROS] += factor * np.float64(zeros)
-    times[GAP_SUM] += factor * total
-    times[GAP_SQUARES] += factor * squares
-    times[RATE_SUM] += factor * rates
-    times[RATE_SQUARES] += factor * rate_squares
-    times[GAP_MIN] = smallest
-    times[GAP_POSITIVE_MIN] = smallest_positive
-    times[GAP_MAX] = largest
+    times[W.GAP_COUNT] += factor * np.float64(count)
+    times[W.GAP_ZEROS] += factor * np.float64(zeros)
+    times[W.GAP_SUM] += factor * total
+    times[W.GAP_SQUARES] += factor * squares
+    times[W.RATE_SUM] += factor * rates
+    times[W.RATE_SQUARES] += factor * rate_squares
+    times[W.GAP_MIN] = smallest
+    times[W.GAP_POSITIVE_MIN] = smallest_positive
+    times[W.GAP_MAX] = largest
 
 
 @inner
 def count_gap(times, scratch, gap, weight):
     """Count one gap (ms) `weight` times."""
-    scratch.chunk[GAPS, 0] = max(gap, 0.0)
+    scratch.chunk[W.GAPS, 0] = max(gap, 0.0)
     count_gaps(times, scratch, np.int64(1), weight)

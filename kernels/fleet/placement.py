@@ -7,35 +7,12 @@ from __future__ import annotations
 import numpy as np
 
 from vecsim.kernels.compile.jit import entry, inner
-from vecsim.kernels.state.fleet import FIRST_WORKER, POOL_TURN, WORKER_COUNT
-from vecsim.kernels.state.layout import (
-    AGGREGATED,
-    ARRIVAL,
-    BLOCK_SIZE,
-    CAPACITY_TOKENS,
-    COMPLETED,
-    DP_SIZE,
-    FIRST_RANK,
-    GENERATED,
-    ISL,
-    KV_CAPACITY_EXHAUSTED,
-    LENGTH,
-    LIMIT,
-    MAX_MODEL_LEN,
-    NEXT,
-    NO_REASON,
-    NONE,
-    OWN_FROM,
-    OWN_ROWS,
-    QUEUE_HEAD,
-    QUEUE_TAIL,
-    REASON,
-    RESERVES_OUTPUT,
-    ROLE,
-    SHARED,
-    STATUS,
-    TURN,
-)
+from vecsim.kernels.state import fleet as F
+from vecsim.kernels.state import rank as R
+from vecsim.kernels.state import request as Q
+from vecsim.kernels.state import status as S
+from vecsim.kernels.state import worker as W
+from vecsim.kernels.state.codes import NONE
 
 
 # --- round robin ----------------------------------------------------------------------------------
@@ -48,23 +25,23 @@ def next_in_turn(fleet, pool, pin):
     workers, for the rank with the pinned number (reference: runtimes, sections 5.1 and 5.2).
     """
     own = fleet.clock.pools[pool]
-    turn = own[POOL_TURN]
-    w = fleet.workers.state[own[FIRST_WORKER]]
-    if fleet.ranks.fields[w[FIRST_RANK], ROLE] == AGGREGATED:
-        worker = own[FIRST_WORKER] + turn % own[WORKER_COUNT]
-        own[POOL_TURN] = turn + 1
+    turn = own[F.POOL_TURN]
+    w = fleet.workers.state[own[F.FIRST_WORKER]]
+    if fleet.ranks.fields[w[W.FIRST_RANK], R.ROLE] == R.AGGREGATED:
+        worker = own[F.FIRST_WORKER] + turn % own[F.WORKER_COUNT]
+        own[F.POOL_TURN] = turn + 1
         w = fleet.workers.state[worker]
         if pin < 0:
-            pin = w[TURN] % w[DP_SIZE]
-            w[TURN] = pin + 1
-        return w[FIRST_RANK] + pin
+            pin = w[W.TURN] % w[W.DP_SIZE]
+            w[W.TURN] = pin + 1
+        return w[W.FIRST_RANK] + pin
     if pin >= 0:
-        turn %= own[WORKER_COUNT]
-        own[POOL_TURN] = turn + 1
-        return fleet.workers.state[own[FIRST_WORKER] + turn, FIRST_RANK] + pin
-    turn %= own[WORKER_COUNT] * w[DP_SIZE]
-    own[POOL_TURN] = turn + 1
-    return w[FIRST_RANK] + turn
+        turn %= own[F.WORKER_COUNT]
+        own[F.POOL_TURN] = turn + 1
+        return fleet.workers.state[own[F.FIRST_WORKER] + turn, W.FIRST_RANK] + pin
+    turn %= own[F.WORKER_COUNT] * w[W.DP_SIZE]
+    own[F.POOL_TURN] = turn + 1
+    return w[W.FIRST_RANK] + turn
 
 
 # --- prompts that grow ----------------------------------------------------------------------------
@@ -77,26 +54,26 @@ def grow_prompt(requests, s, q, answered):
     """
     state = requests.state
     before = q - 1
-    said = np.int64(state[ISL, answered]) + state[GENERATED, answered]
-    prompt = said + state[ISL, q]
-    state[ISL, q] = prompt
-    known = min(np.int64(state[SHARED, q]), np.int64(state[OWN_FROM, before]))
-    if state[STATUS, answered] != COMPLETED or state[REASON, answered] != NO_REASON:
-        known = min(known, said // s[BLOCK_SIZE])
-    state[SHARED, q] = known
+    said = np.int64(state[Q.ISL, answered]) + state[Q.GENERATED, answered]
+    prompt = said + state[Q.ISL, q]
+    state[Q.ISL, q] = prompt
+    known = min(np.int64(state[Q.SHARED, q]), np.int64(state[Q.OWN_FROM, before]))
+    if state[Q.STATUS, answered] != S.COMPLETED or state[Q.REASON, answered] != S.NO_REASON:
+        known = min(known, said // s[R.BLOCK_SIZE])
+    state[Q.SHARED, q] = known
     # Rows that are known ahead (SGLang's pages) begin with the first block of the family.
-    state[OWN_ROWS, q] += known - state[OWN_FROM, q]
-    state[OWN_FROM, q] = known
-    limit = np.int64(state[LIMIT, q])
-    room = max(s[MAX_MODEL_LEN] - prompt, np.int64(0))
+    state[Q.OWN_ROWS, q] += known - state[Q.OWN_FROM, q]
+    state[Q.OWN_FROM, q] = known
+    limit = np.int64(state[Q.LIMIT, q])
+    room = max(s[R.MAX_MODEL_LEN] - prompt, np.int64(0))
     if room < limit:
         limit = room
-        state[REASON, q] = LENGTH
-    room = s[CAPACITY_TOKENS] - prompt
-    if s[RESERVES_OUTPUT] != 0 and room > 0 and room < limit:
+        state[Q.REASON, q] = S.LENGTH
+    room = s[R.CAPACITY_TOKENS] - prompt
+    if s[R.RESERVES_OUTPUT] != 0 and room > 0 and room < limit:
         limit = room
-        state[REASON, q] = KV_CAPACITY_EXHAUSTED
-    state[LIMIT, q] = limit
+        state[Q.REASON, q] = S.KV_CAPACITY_EXHAUSTED
+    state[Q.LIMIT, q] = limit
 
 
 # --- tokenization and the queue -------------------------------------------------------------------
@@ -138,19 +115,19 @@ def enqueue(requests, s, q, arrival):
     """Enter a request into its rank's waiting queue, by arrival; it is visible from then on."""
     state = requests.state
     time = requests.time
-    time[ARRIVAL, q] = arrival
-    before = s[QUEUE_TAIL] if s[QUEUE_HEAD] >= 0 else NONE
-    if before >= 0 and time[ARRIVAL, before] > arrival:
+    time[Q.ARRIVAL, q] = arrival
+    before = s[R.QUEUE_TAIL] if s[R.QUEUE_HEAD] >= 0 else NONE
+    if before >= 0 and time[Q.ARRIVAL, before] > arrival:
         before = NONE
-        following = s[QUEUE_HEAD]
-        while time[ARRIVAL, following] <= arrival:
+        following = s[R.QUEUE_HEAD]
+        while time[Q.ARRIVAL, following] <= arrival:
             before = following
-            following = np.int64(state[NEXT, following])
+            following = np.int64(state[Q.NEXT, following])
     if before < 0:
-        state[NEXT, q] = s[QUEUE_HEAD]
-        s[QUEUE_HEAD] = q
+        state[Q.NEXT, q] = s[R.QUEUE_HEAD]
+        s[R.QUEUE_HEAD] = q
     else:
-        state[NEXT, q] = state[NEXT, before]
-        state[NEXT, before] = q
-    if state[NEXT, q] < 0:
-        s[QUEUE_TAIL] = q
+        state[Q.NEXT, q] = state[Q.NEXT, before]
+        state[Q.NEXT, before] = q
+    if state[Q.NEXT, q] < 0:
+        s[R.QUEUE_TAIL] = q

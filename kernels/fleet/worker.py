@@ -17,57 +17,16 @@ import numpy as np
 
 from vecsim.kernels.compile.jit import inner
 from vecsim.kernels.sched.interface import Scheduler
-from vecsim.kernels.state.layout import (
-    ARRIVAL,
+from vecsim.kernels.state import rank as R
+from vecsim.kernels.state import request as Q
+from vecsim.kernels.state import worker as W
+from vecsim.kernels.state.codes import (
     BAD_PRICE,
-    BUDGET,
-    BUSY_MS,
-    CLOCK,
     DONE,
-    DP_SIZE,
-    FIRST_RANK,
     FOREST_FULL,
-    FREE,
-    FRONT,
-    FRUITLESS,
-    IDLE,
-    KV_BLOCK_MS,
-    LINES_A_RANK,
     LOG_FULL,
     NO_MOVE,
-    NO_PASS,
-    NUM_BLOCKS,
-    ONE_PASS,
-    PARTICIPATES,
-    PASS_END,
-    PASSES,
-    PENDING,
-    PENDING_PASSES,
-    PREEMPTED_ANY,
-    PREEMPTED_COUNT,
-    PREEMPTIONS,
-    PREFILL_TOKENS,
-    QUEUE_HEAD,
-    REJECTED_HEAD,
-    RUN,
-    RUNNING,
-    SEGMENT_BLOCKS,
-    SEGMENT_END,
-    SEGMENT_FIRST,
-    SEGMENT_HELD,
-    SEGMENT_OUTPUT,
-    SEGMENT_PASSES,
-    SEGMENT_PREEMPTIONS,
-    SEGMENT_PREFILL,
-    SEGMENT_RANK,
-    SEGMENT_RUNNING,
-    SEGMENT_START,
-    SETTLED,
-    TERMINALS,
-    TICK,
     TICKS_EXHAUSTED,
-    TOKEN_BUDGET,
-    TREE_CLOCK,
     UNLIMITED,
 )
 
@@ -95,17 +54,17 @@ def log_segment(scratch, w, s, rank, times, passes, output, prefill, held):
     at all."""
     line = scratch.log_length[1]
     segments = scratch.segments
-    segments[SEGMENT_RANK, line] = rank
-    segments[SEGMENT_FIRST, line] = w[PASSES]
-    segments[SEGMENT_START, line] = times[CLOCK]
-    segments[SEGMENT_END, line] = times[PASS_END]
-    segments[SEGMENT_PASSES, line] = passes
-    segments[SEGMENT_RUNNING, line] = s[RUNNING]
-    segments[SEGMENT_OUTPUT, line] = output
-    segments[SEGMENT_PREFILL, line] = prefill
-    segments[SEGMENT_BLOCKS, line] = s[NUM_BLOCKS] - s[FREE] - s[IDLE]
-    segments[SEGMENT_HELD, line] = times[KV_BLOCK_MS] + held
-    segments[SEGMENT_PREEMPTIONS, line] = s[PREEMPTIONS]
+    segments[W.SEGMENT_RANK, line] = rank
+    segments[W.SEGMENT_FIRST, line] = w[W.PASSES]
+    segments[W.SEGMENT_START, line] = times[W.CLOCK]
+    segments[W.SEGMENT_END, line] = times[W.PASS_END]
+    segments[W.SEGMENT_PASSES, line] = passes
+    segments[W.SEGMENT_RUNNING, line] = s[R.RUNNING]
+    segments[W.SEGMENT_OUTPUT, line] = output
+    segments[W.SEGMENT_PREFILL, line] = prefill
+    segments[W.SEGMENT_BLOCKS, line] = s[R.NUM_BLOCKS] - s[R.FREE] - s[R.IDLE]
+    segments[W.SEGMENT_HELD, line] = times[W.KV_BLOCK_MS] + held
+    segments[W.SEGMENT_PREEMPTIONS, line] = s[R.PREEMPTIONS]
     scratch.log_length[1] = line + 1
 
 
@@ -115,11 +74,11 @@ def log_has_room(ranks, scratch, w):
     and every rank could log what it does until somebody asks again."""
     if len(scratch.segments[0]) > 0:
         lines_left = np.int64(len(scratch.segments[0])) - scratch.log_length[1]
-        if lines_left < LINES_A_RANK * np.int64(len(ranks.fields)):
+        if lines_left < W.LINES_A_RANK * np.int64(len(ranks.fields)):
             return False
     room = np.int64(len(scratch.log[0])) - scratch.log_length[0]
-    for r in range(w[FIRST_RANK], w[FIRST_RANK] + w[DP_SIZE]):
-        room -= ranks.fields[r, PREEMPTED_COUNT]
+    for r in range(w[W.FIRST_RANK], w[W.FIRST_RANK] + w[W.DP_SIZE]):
+        room -= ranks.fields[r, R.PREEMPTED_COUNT]
     return room >= 0
 
 
@@ -127,10 +86,10 @@ def log_has_room(ranks, scratch, w):
 def earliest_arrival(ranks, requests, w):
     """Arrival of the first request in the queues of an idle worker, or infinity."""
     earliest = np.inf
-    for r in range(w[FIRST_RANK], w[FIRST_RANK] + w[DP_SIZE]):
-        q = ranks.fields[r, QUEUE_HEAD]
+    for r in range(w[W.FIRST_RANK], w[W.FIRST_RANK] + w[W.DP_SIZE]):
+        q = ranks.fields[r, R.QUEUE_HEAD]
         if q >= 0:
-            earliest = min(earliest, requests.time[ARRIVAL, q])
+            earliest = min(earliest, requests.time[Q.ARRIVAL, q])
     return earliest
 
 
@@ -140,7 +99,7 @@ def jump_to_arrival(ranks, workers, requests, worker, until):
     earliest = earliest_arrival(ranks, requests, workers.state[worker])
     if earliest == np.inf or earliest > until:
         return False
-    workers.time[worker, CLOCK] = earliest
+    workers.time[worker, W.CLOCK] = earliest
     return True
 
 
@@ -156,7 +115,7 @@ def bind(scheduler: Scheduler) -> WorkerKernels:
         w = workers.state[worker]
         if not log_has_room(ranks, scratch, w):
             return LOG_FULL
-        if not room(ranks, pools, w[FIRST_RANK], w[DP_SIZE]):
+        if not room(ranks, pools, w[W.FIRST_RANK], w[W.DP_SIZE]):
             return FOREST_FULL
         return DONE
 
@@ -166,31 +125,31 @@ def bind(scheduler: Scheduler) -> WorkerKernels:
         or a run of PENDING_PASSES passes at most (still to be walked). Returns DONE or
         BAD_PRICE."""
         w = workers.state[worker]
-        now = workers.time[worker, CLOCK]
-        first = w[FIRST_RANK]
-        dp_size = w[DP_SIZE]
+        now = workers.time[worker, W.CLOCK]
+        first = w[W.FIRST_RANK]
+        dp_size = w[W.DP_SIZE]
         passes = UNLIMITED
         working = np.int64(0)
         for r in range(first, first + dp_size):
             s = ranks.fields[r]
-            s[PARTICIPATES] = np.int64(has_work(requests, s, now))
-            if s[PARTICIPATES] != 0:
+            s[R.PARTICIPATES] = np.int64(has_work(requests, s, now))
+            if s[R.PARTICIPATES] != 0:
                 working += 1
                 if passes > 0:
                     f = ranks.factors[r]
                     steady = steady_passes(requests, pools, w, s, f, ranks.lists, now)
                     passes = min(passes, steady)
-        w[PENDING] = NO_PASS
+        w[W.PENDING] = W.NO_PASS
         if working == 0:
             return DONE
         if passes > 0:
-            w[PENDING] = RUN
-            w[PENDING_PASSES] = passes
+            w[W.PENDING] = W.RUN
+            w[W.PENDING_PASSES] = passes
             return DONE
         end = now
         for r in range(first, first + dp_size):
             s = ranks.fields[r]
-            if s[PARTICIPATES] == 0:
+            if s[R.PARTICIPATES] == 0:
                 continue
             f = ranks.factors[r]
             lists = ranks.lists
@@ -200,22 +159,22 @@ def bind(scheduler: Scheduler) -> WorkerKernels:
             if rank_end < 0.0:
                 return BAD_PRICE
             end = max(end, rank_end)
-        w[PENDING] = ONE_PASS
-        w[PENDING_PASSES] = 1
-        workers.time[worker, PASS_END] = end
+        w[W.PENDING] = W.ONE_PASS
+        w[W.PENDING_PASSES] = 1
+        workers.time[worker, W.PASS_END] = end
         return DONE
 
     @inner
     def first_watched_arrival(ranks, workers, requests, worker):
         """Earliest arrival that ends a run of this worker, or infinity."""
         w = workers.state[worker]
-        now = workers.time[worker, CLOCK]
+        now = workers.time[worker, W.CLOCK]
         earliest = np.inf
-        for r in range(w[FIRST_RANK], w[FIRST_RANK] + w[DP_SIZE]):
+        for r in range(w[W.FIRST_RANK], w[W.FIRST_RANK] + w[W.DP_SIZE]):
             s = ranks.fields[r]
-            q = s[QUEUE_HEAD]
+            q = s[R.QUEUE_HEAD]
             if q >= 0 and notices(requests, s, now):
-                earliest = min(earliest, requests.time[ARRIVAL, q])
+                earliest = min(earliest, requests.time[Q.ARRIVAL, q])
         return earliest
 
     @inner
@@ -223,37 +182,37 @@ def bind(scheduler: Scheduler) -> WorkerKernels:
         """Bookkeeping of a finished pass or run; the clock moves to its end."""
         w = workers.state[worker]
         times = workers.time[worker]
-        start = times[CLOCK]
-        end = times[PASS_END]
-        times[BUSY_MS] += end - start
-        times[CLOCK] = end
-        w[PASSES] += passes
-        w[PENDING] = NO_PASS
-        close_group(ranks, requests, w, w[FIRST_RANK], w[DP_SIZE], passes, start, end)
+        start = times[W.CLOCK]
+        end = times[W.PASS_END]
+        times[W.BUSY_MS] += end - start
+        times[W.CLOCK] = end
+        w[W.PASSES] += passes
+        w[W.PENDING] = W.NO_PASS
+        close_group(ranks, requests, w, w[W.FIRST_RANK], w[W.DP_SIZE], passes, start, end)
 
     @inner
     def close_pass(ranks, workers, requests, pools, scratch, worker):
         """Apply the pass in flight on every rank. Returns DONE, NO_MOVE or TICKS_EXHAUSTED."""
         w = workers.state[worker]
         times = workers.time[worker]
-        before = w[TERMINALS]
+        before = w[W.TERMINALS]
         moved = False
         strained = False
         worked = False
         exhausted = False
-        for r in range(w[FIRST_RANK], w[FIRST_RANK] + w[DP_SIZE]):
+        for r in range(w[W.FIRST_RANK], w[W.FIRST_RANK] + w[W.DP_SIZE]):
             s = ranks.fields[r]
-            if s[PARTICIPATES] == 0:
+            if s[R.PARTICIPATES] == 0:
                 continue
-            strained |= s[PREEMPTED_ANY] != 0
-            worked |= s[BUDGET] != s[TOKEN_BUDGET]
-            moved |= s[SETTLED] > 0 or s[REJECTED_HEAD] >= 0
+            strained |= s[R.PREEMPTED_ANY] != 0
+            worked |= s[R.BUDGET] != s[R.TOKEN_BUDGET]
+            moved |= s[R.SETTLED] > 0 or s[R.REJECTED_HEAD] >= 0
             if len(scratch.segments[0]) > 0:
-                lasted = times[PASS_END] - times[CLOCK]
-                held = np.float64(s[NUM_BLOCKS] - s[FREE] - s[IDLE]) * lasted
+                lasted = times[W.PASS_END] - times[W.CLOCK]
+                held = np.float64(s[R.NUM_BLOCKS] - s[R.FREE] - s[R.IDLE]) * lasted
                 tokens = tokens_to_emit(requests, s, ranks.lists)
-                log_segment(scratch, w, s, r, times, np.int64(1), tokens, s[PREFILL_TOKENS], held)
-            times[KV_BLOCK_MS] += apply(
+                log_segment(scratch, w, s, r, times, np.int64(1), tokens, s[R.PREFILL_TOKENS], held)
+            times[W.KV_BLOCK_MS] += apply(
                 requests,
                 pools,
                 times,
@@ -262,17 +221,17 @@ def bind(scheduler: Scheduler) -> WorkerKernels:
                 s,
                 ranks.factors[r],
                 ranks.lists,
-                times[CLOCK],
-                times[PASS_END],
+                times[W.CLOCK],
+                times[W.PASS_END],
             )
-            moved |= s[FRONT] > 0
-            exhausted |= s[TICK] > LAST_TICK or s[TREE_CLOCK] > LAST_TICK
+            moved |= s[R.FRONT] > 0
+            exhausted |= s[R.TICK] > LAST_TICK or s[R.TREE_CLOCK] > LAST_TICK
         close(ranks, workers, requests, worker, np.int64(1))
-        if moved or w[TERMINALS] > before:
-            w[FRUITLESS] = 0
+        if moved or w[W.TERMINALS] > before:
+            w[W.FRUITLESS] = 0
         elif strained or not worked:
-            w[FRUITLESS] += 1
-        if w[FRUITLESS] > FRUITLESS_LIMIT * w[DP_SIZE]:
+            w[W.FRUITLESS] += 1
+        if w[W.FRUITLESS] > FRUITLESS_LIMIT * w[W.DP_SIZE]:
             return NO_MOVE
         return TICKS_EXHAUSTED if exhausted else DONE
 
@@ -281,20 +240,20 @@ def bind(scheduler: Scheduler) -> WorkerKernels:
         """Apply a decode run of `passes` walked passes that ends at PASS_END."""
         w = workers.state[worker]
         times = workers.time[worker]
-        start = times[CLOCK]
-        end = times[PASS_END]
+        start = times[W.CLOCK]
+        end = times[W.PASS_END]
         exhausted = False
-        for r in range(w[FIRST_RANK], w[FIRST_RANK] + w[DP_SIZE]):
+        for r in range(w[W.FIRST_RANK], w[W.FIRST_RANK] + w[W.DP_SIZE]):
             s = ranks.fields[r]
-            if s[PARTICIPATES] == 0:
+            if s[R.PARTICIPATES] == 0:
                 continue
             if len(scratch.segments[0]) > 0:
-                log_segment(scratch, w, s, r, times, passes, s[FRONT] * passes, np.int64(0), 0.0)
+                log_segment(scratch, w, s, r, times, passes, s[R.FRONT] * passes, np.int64(0), 0.0)
             f = ranks.factors[r]
             apply_run(requests, pools, w, s, f, ranks.lists, passes, start, end)
-            exhausted |= s[TICK] > LAST_TICK or s[TREE_CLOCK] > LAST_TICK
+            exhausted |= s[R.TICK] > LAST_TICK or s[R.TREE_CLOCK] > LAST_TICK
         close(ranks, workers, requests, worker, passes)
-        w[FRUITLESS] = 0
+        w[W.FRUITLESS] = 0
         return TICKS_EXHAUSTED if exhausted else DONE
 
     return WorkerKernels(room_for_a_pass, first_watched_arrival, open_pass, close_pass, close_run)

@@ -17,51 +17,35 @@ from __future__ import annotations
 import numpy as np
 
 from vecsim.kernels.compile.jit import inner
-from vecsim.kernels.state.layout import (
-    BLOCK_SIZE,
-    COMPUTED,
-    COUNTED,
-    FINISH,
-    FRONT,
-    FRONT_CONTEXT,
-    FRONT_COUNTED,
-    FRONT_JOINED,
-    GENERATED,
-    GROWTH_OFFSET,
-    ISL,
-    LIMIT,
-    NEVER,
-    NEXT_FINISH,
-    RUN_OFFSET,
-    RUNNING,
-    TICK,
-)
+from vecsim.kernels.state import rank as R
+from vecsim.kernels.state import request as Q
+from vecsim.kernels.state.codes import NEVER
 
 
 @inner
 def known_tokens(requests, q):
     """Prompt and output so far of an explicit request."""
-    return np.int64(requests.state[ISL, q]) + requests.state[GENERATED, q]
+    return np.int64(requests.state[Q.ISL, q]) + requests.state[Q.GENERATED, q]
 
 
 @inner
 def growth_slot(s, computed):
     """Counter of the passes in which a member that has `computed` + tick tokens needs a block."""
-    return s[GROWTH_OFFSET] + (-computed) % s[BLOCK_SIZE]
+    return s[R.GROWTH_OFFSET] + (-computed) % s[R.BLOCK_SIZE]
 
 
 @inner
 def join_front(requests, s, lists, q):
     """Append an explicit request, which just emitted a token, to the front."""
     state = requests.state
-    generated = np.int64(state[GENERATED, q])
-    state[GENERATED, q] = generated - s[TICK]
-    state[FINISH, q] = s[TICK] + state[LIMIT, q] - generated
-    s[NEXT_FINISH] = min(s[NEXT_FINISH], np.int64(state[FINISH, q]))
-    lists[growth_slot(s, state[COMPUTED, q] - s[TICK])] += 1
-    s[FRONT] += 1
-    s[FRONT_CONTEXT] += state[ISL, q] + generated
-    s[FRONT_COUNTED] += state[COUNTED, q]
+    generated = np.int64(state[Q.GENERATED, q])
+    state[Q.GENERATED, q] = generated - s[R.TICK]
+    state[Q.FINISH, q] = s[R.TICK] + state[Q.LIMIT, q] - generated
+    s[R.NEXT_FINISH] = min(s[R.NEXT_FINISH], np.int64(state[Q.FINISH, q]))
+    lists[growth_slot(s, state[Q.COMPUTED, q] - s[R.TICK])] += 1
+    s[R.FRONT] += 1
+    s[R.FRONT_CONTEXT] += state[Q.ISL, q] + generated
+    s[R.FRONT_COUNTED] += state[Q.COUNTED, q]
 
 
 @inner
@@ -70,43 +54,43 @@ def leave_front(requests, s, lists, q, uncomputed):
     caller adjusts FRONT and the running list."""
     state = requests.state
     lists[growth_slot(s, known_tokens(requests, q) - uncomputed)] -= 1
-    state[GENERATED, q] += s[TICK]
+    state[Q.GENERATED, q] += s[R.TICK]
     known = known_tokens(requests, q)
-    state[COMPUTED, q] = known - uncomputed
-    s[FRONT_CONTEXT] -= known
-    s[FRONT_COUNTED] -= state[COUNTED, q]
+    state[Q.COMPUTED, q] = known - uncomputed
+    s[R.FRONT_CONTEXT] -= known
+    s[R.FRONT_COUNTED] -= state[Q.COUNTED, q]
 
 
 @inner
 def empty_front(s):
     """All members have left; the running list stays as it is."""
-    s[FRONT] = 0
-    s[FRONT_JOINED] = 0
-    s[NEXT_FINISH] = NEVER
+    s[R.FRONT] = 0
+    s[R.FRONT_JOINED] = 0
+    s[R.NEXT_FINISH] = NEVER
 
 
 @inner
 def close_gaps(requests, s, lists):
     """Members that ended left NONE in the running list: move up those behind them."""
-    start = s[RUN_OFFSET]
+    start = s[R.RUN_OFFSET]
     kept = np.int64(0)
     next_finish = NEVER
-    for i in range(s[FRONT]):
+    for i in range(s[R.FRONT]):
         q = lists[start + i]
         if q >= 0:
-            next_finish = min(next_finish, np.int64(requests.state[FINISH, q]))
+            next_finish = min(next_finish, np.int64(requests.state[Q.FINISH, q]))
             lists[start + kept] = q
             kept += 1
-    gone = s[FRONT] - kept
-    s[FRONT] = kept
-    s[NEXT_FINISH] = next_finish
-    for i in range(kept + gone, s[RUNNING]):
+    gone = s[R.FRONT] - kept
+    s[R.FRONT] = kept
+    s[R.NEXT_FINISH] = next_finish
+    for i in range(kept + gone, s[R.RUNNING]):
         lists[start + i - gone] = lists[start + i]
-    s[RUNNING] -= gone
+    s[R.RUNNING] -= gone
 
 
 @inner
 def advance_front(s, passes):
     """`passes` decode passes went by for every member."""
-    s[TICK] += passes
-    s[FRONT_CONTEXT] += passes * s[FRONT]
+    s[R.TICK] += passes
+    s[R.FRONT_CONTEXT] += passes * s[R.FRONT]

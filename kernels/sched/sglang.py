@@ -48,76 +48,11 @@ from vecsim.kernels.sched.sglang_queue import (
     sort_queue,
     take_arrivals,
 )
-from vecsim.kernels.state.layout import (
-    ACTIVATED_HEAD,
-    AGGREGATED,
-    BATCHED,
-    BLOCK_SIZE,
-    BLOCKED,
-    BUDGET,
-    CAPACITY_VERSION,
-    COMMITTED_PREFILL,
-    COMPUTED,
-    COUNTED,
-    DESTINATION,
-    EFFECT,
-    ENDING_HEAD,
-    ENDING_TAIL,
-    FAILED,
-    FINISH,
-    FITS,
-    FREE,
-    FRESH,
-    FRONT,
-    FRONT_CONTEXT,
-    FRONT_COUNTED,
-    FRONT_JOINED,
-    GENERATED,
-    GROWTH_OFFSET,
-    IDLE,
-    ISL,
-    KV_CAPACITY_EXHAUSTED,
-    LAGGING,
-    LAST_EMIT,
-    LAST_TOKEN,
-    LIMIT,
-    MAX_NUM_SEQS,
-    NEW_FROM,
-    NEW_TOKEN_RATIO,
-    NEXT,
-    NEXT_FINISH,
-    NO_PROGRESS,
-    NONE,
-    NUM_BLOCKS,
-    PAGE_SIZE,
-    POLICY_LPM,
-    PREEMPTED_ANY,
-    PREEMPTED_COUNT,
-    PREEMPTIONS,
-    PREFILL_ISL,
-    PREFILL_LEFT,
-    PREFILL_PREFIX,
-    PREFILL_TOKENS,
-    PREFILLS,
-    PREFIX_CACHING,
-    PROMISED,
-    RATIO_MIN,
-    RATIO_STEP,
-    READY_HEAD,
-    REJECTED_HEAD,
-    REQUEUED,
-    RETIRED,
-    ROLE,
-    RUN_OFFSET,
-    RUNNING,
-    SCHEDULE_POLICY,
-    SECOND_TOKEN,
-    SETTLED,
-    SOURCE,
-    STATUS,
-    TICK,
-    TOKEN_BUDGET,
-)
+from vecsim.kernels.state import rank as R
+from vecsim.kernels.state import request as Q
+from vecsim.kernels.state import status as S
+from vecsim.kernels.state import worker as W
+from vecsim.kernels.state.codes import NONE
 from vecsim.kernels.timing.durations import decode_ms, prefill_ms
 
 LOOKAHEAD_TOKENS = np.int64(20)
@@ -128,11 +63,11 @@ LOOKAHEAD_TOKENS = np.int64(20)
 @inner
 def dissolve_front(requests, s, f, lists):
     """Make all front members explicit."""
-    for i in range(s[FRONT]):
-        q = np.int64(lists[s[RUN_OFFSET] + i])
+    for i in range(s[R.FRONT]):
+        q = np.int64(lists[s[R.RUN_OFFSET] + i])
         leave_front(requests, s, lists, q, np.int64(0))
-        if i < s[FRONT_JOINED]:
-            requests.time[LAST_TOKEN, q] = f[LAST_EMIT]
+        if i < s[R.FRONT_JOINED]:
+            requests.time[Q.LAST_TOKEN, q] = f[R.LAST_EMIT]
     empty_front(s)
 
 
@@ -144,7 +79,7 @@ def cache_prompts(requests, pools, s, lists, first, last, ending):
     state = requests.state
     for i in range(first, last):
         q = np.int64(lists[i])
-        remaining = np.int64(state[LIMIT, q]) - state[GENERATED, q]
+        remaining = np.int64(state[Q.LIMIT, q]) - state[Q.GENERATED, q]
         if remaining > 0 and (remaining == 1) == ending:
             cache_computed(requests, pools, s, q)
 
@@ -155,34 +90,34 @@ def start_prefill(requests, pools, s, lists):
     for the first tokens of those that need more than one. Pages that the batch computed twice are
     free before room is checked, but too late to avoid an eviction."""
     state = requests.state
-    s[NEW_FROM] = s[RUNNING]
-    first = s[RUN_OFFSET] + s[RUNNING]
+    s[R.NEW_FROM] = s[R.RUNNING]
+    first = s[R.RUN_OFFSET] + s[R.RUNNING]
     need = np.int64(0)
-    for i in range(first, first + s[BATCHED]):
+    for i in range(first, first + s[R.BATCHED]):
         q = np.int64(lists[i])
-        state[RETIRED, q] = 1
-        if state[COMPUTED, q] < known_tokens(requests, q):
+        state[Q.RETIRED, q] = 1
+        if state[Q.COMPUTED, q] < known_tokens(requests, q):
             # At most one. What is left of the chunk is less than a page: enough for those behind it
             # that have nothing to compute.
             cache_computed(requests, pools, s, q)
             push_front(requests, s, q)
             continue
-        lists[s[RUN_OFFSET] + s[RUNNING]] = q
-        s[RUNNING] += 1
-        if state[LIMIT, q] - state[GENERATED, q] > 1:
+        lists[s[R.RUN_OFFSET] + s[R.RUNNING]] = q
+        s[R.RUNNING] += 1
+        if state[Q.LIMIT, q] - state[Q.GENERATED, q] > 1:
             need += pages_to_grow(requests, s, q)
-    evict(requests, pools, s, need - s[FREE])
-    last = s[RUN_OFFSET] + s[RUNNING]
+    evict(requests, pools, s, need - s[R.FREE])
+    last = s[R.RUN_OFFSET] + s[R.RUNNING]
     cache_prompts(requests, pools, s, lists, first, last, False)
     cache_prompts(requests, pools, s, lists, first, last, True)
-    s[FITS] = np.int64(s[FREE] >= need)
-    if s[FITS] == 0:
+    s[R.FITS] = np.int64(s[R.FREE] >= need)
+    if s[R.FITS] == 0:
         return
-    s[FREE] -= need
+    s[R.FREE] -= need
     for i in range(first, last):
         q = lists[i]
-        if state[LIMIT, q] - state[GENERATED, q] > 1:
-            state[COMPUTED, q] += 1
+        if state[Q.LIMIT, q] - state[Q.GENERATED, q] > 1:
+            state[Q.COMPUTED, q] += 1
 
 
 # --- schedule: the decode step --------------------------------------------------------------------
@@ -190,10 +125,10 @@ def start_prefill(requests, pools, s, lists):
 def decode_growth(requests, s, lists):
     """Pages that all running requests together need for one more token each."""
     need = np.int64(0)
-    if s[FRONT] > 0:
-        need += lists[s[GROWTH_OFFSET] + s[TICK] % s[BLOCK_SIZE]]
-    for i in range(s[FRONT], s[RUNNING]):
-        need += pages_to_grow(requests, s, np.int64(lists[s[RUN_OFFSET] + i]))
+    if s[R.FRONT] > 0:
+        need += lists[s[R.GROWTH_OFFSET] + s[R.TICK] % s[R.BLOCK_SIZE]]
+    for i in range(s[R.FRONT], s[R.RUNNING]):
+        need += pages_to_grow(requests, s, np.int64(lists[s[R.RUN_OFFSET] + i]))
     return need
 
 
@@ -201,14 +136,14 @@ def decode_growth(requests, s, lists):
 def sort_running(requests, s, lists):
     """Most outputs first, then the shortest prompt, otherwise as before."""
     state = requests.state
-    start = s[RUN_OFFSET]
-    for i in range(start + 1, start + s[RUNNING]):
+    start = s[R.RUN_OFFSET]
+    for i in range(start + 1, start + s[R.RUNNING]):
         q = lists[i]
         at = np.int64(i)
         while at > start:
             other = lists[at - 1]
-            ahead = np.int64(state[GENERATED, other]) - state[GENERATED, q]
-            if ahead > 0 or (ahead == 0 and state[ISL, other] <= state[ISL, q]):
+            ahead = np.int64(state[Q.GENERATED, other]) - state[Q.GENERATED, q]
+            if ahead > 0 or (ahead == 0 and state[Q.ISL, other] <= state[Q.ISL, q]):
                 break
             lists[at] = other
             at -= 1
@@ -222,17 +157,17 @@ def retract(requests, pools, s, lists, need):
     Expects all running requests to be explicit. The retracted ones go to the back of the queue."""
     state = requests.state
     sort_running(requests, s, lists)
-    while s[FREE] + s[IDLE] < need and s[RUNNING] > 1:
-        s[RUNNING] -= 1
-        q = np.int64(lists[s[RUN_OFFSET] + s[RUNNING]])
+    while s[R.FREE] + s[R.IDLE] < need and s[R.RUNNING] > 1:
+        s[R.RUNNING] -= 1
+        q = np.int64(lists[s[R.RUN_OFFSET] + s[R.RUNNING]])
         need -= pages_to_grow(requests, s, q)
         give_up_pages(requests, pools, s, q)
         push_back(requests, s, q)
-        state[FRESH, q] = 0
-        s[PREEMPTED_COUNT] += 1
-        s[PREEMPTIONS] += 1
-        s[PREEMPTED_ANY] = 1
-        lacking = pages_of(s, LOOKAHEAD_TOKENS * s[RUNNING] - s[FREE] * s[PAGE_SIZE])
+        state[Q.FRESH, q] = 0
+        s[R.PREEMPTED_COUNT] += 1
+        s[R.PREEMPTIONS] += 1
+        s[R.PREEMPTED_ANY] = 1
+        lacking = pages_of(s, LOOKAHEAD_TOKENS * s[R.RUNNING] - s[R.FREE] * s[R.PAGE_SIZE])
         evict(requests, pools, s, lacking)
     return need
 
@@ -242,11 +177,11 @@ def estimated_ratio(requests, s, lists):
     """new_token_ratio after a retraction, from the survivors' progress."""
     produced = np.int64(0)
     asked = np.int64(0)
-    for i in range(s[RUNNING]):
-        q = lists[s[RUN_OFFSET] + i]
-        produced += requests.state[GENERATED, q]
-        asked += requests.state[LIMIT, q]
-    share = np.float64(produced + LOOKAHEAD_TOKENS * s[RUNNING]) / np.float64(asked + 1)
+    for i in range(s[R.RUNNING]):
+        q = lists[s[R.RUN_OFFSET] + i]
+        produced += requests.state[Q.GENERATED, q]
+        asked += requests.state[Q.LIMIT, q]
+    share = np.float64(produced + LOOKAHEAD_TOKENS * s[R.RUNNING]) / np.float64(asked + 1)
     return min(1.0, share)
 
 
@@ -256,21 +191,21 @@ def free_a_holder(requests, pools, w, s, now):
     needs: once it is requeued, the second time it is rejected. False when there is none."""
     state = requests.state
     before = NONE
-    q = s[READY_HEAD]
-    while q >= 0 and state[COMPUTED, q] == 0:
+    q = s[R.READY_HEAD]
+    while q >= 0 and state[Q.COMPUTED, q] == 0:
         before = q
-        q = np.int64(state[NEXT, q])
+        q = np.int64(state[Q.NEXT, q])
     if q < 0:
         return False
     remove_behind(requests, s, before, q)
-    if state[REQUEUED, q] != 0:
-        end_settled(requests, pools, w, s, q, NO_PROGRESS, now)
+    if state[Q.REQUEUED, q] != 0:
+        end_settled(requests, pools, w, s, q, S.NO_PROGRESS, now)
     else:
         give_up_pages(requests, pools, s, q)
-        state[REQUEUED, q] = 1
+        state[Q.REQUEUED, q] = 1
         push_back(requests, s, q)
-        s[PREEMPTED_COUNT] += 1
-        s[SETTLED] += 1
+        s[R.PREEMPTED_COUNT] += 1
+        s[R.SETTLED] += 1
     return True
 
 
@@ -278,16 +213,16 @@ def free_a_holder(requests, pools, w, s, now):
 def settle_runner(requests, pools, w, s, f, lists, need, now):
     """The last running request cannot grow: it outgrew the pool, or others hold its pages; those of
     a decode rank may give them back. Whether it can now."""
-    q = np.int64(lists[s[RUN_OFFSET]])
+    q = np.int64(lists[s[R.RUN_OFFSET]])
     dissolve_front(requests, s, f, lists)
-    if pages_of(s, known_tokens(requests, q) + 1) > s[NUM_BLOCKS]:
-        s[RUNNING] = 0
-        end_settled(requests, pools, w, s, q, KV_CAPACITY_EXHAUSTED, now)
-        requests.state[STATUS, q] = FAILED
+    if pages_of(s, known_tokens(requests, q) + 1) > s[R.NUM_BLOCKS]:
+        s[R.RUNNING] = 0
+        end_settled(requests, pools, w, s, q, S.KV_CAPACITY_EXHAUSTED, now)
+        requests.state[Q.STATUS, q] = S.FAILED
         return False
-    if s[PROMISED] > 0 or s[ACTIVATED_HEAD] >= 0 or s[ENDING_HEAD] >= 0:
+    if s[R.PROMISED] > 0 or s[R.ACTIVATED_HEAD] >= 0 or s[R.ENDING_HEAD] >= 0:
         return False
-    while s[FREE] + s[IDLE] < need:
+    while s[R.FREE] + s[R.IDLE] < need:
         if not free_a_holder(requests, pools, w, s, now):
             return False
     return True
@@ -297,70 +232,70 @@ def settle_runner(requests, pools, w, s, f, lists, need, now):
 def leave_without_token(requests, s, lists):
     """Running requests with nothing to produce end with this pass, and take no part in it."""
     state = requests.state
-    start = s[RUN_OFFSET]
-    kept = s[FRONT]
-    for i in range(s[FRONT], s[RUNNING]):
+    start = s[R.RUN_OFFSET]
+    kept = s[R.FRONT]
+    for i in range(s[R.FRONT], s[R.RUNNING]):
         q = np.int64(lists[start + i])
-        if state[LIMIT, q] == state[GENERATED, q]:
-            state[NEXT, q] = NONE
-            if s[ENDING_HEAD] < 0:
-                s[ENDING_HEAD] = q
+        if state[Q.LIMIT, q] == state[Q.GENERATED, q]:
+            state[Q.NEXT, q] = NONE
+            if s[R.ENDING_HEAD] < 0:
+                s[R.ENDING_HEAD] = q
             else:
-                state[NEXT, s[ENDING_TAIL]] = q
-            s[ENDING_TAIL] = q
+                state[Q.NEXT, s[R.ENDING_TAIL]] = q
+            s[R.ENDING_TAIL] = q
             continue
         lists[start + kept] = q
         kept += 1
-    s[RUNNING] = kept
+    s[R.RUNNING] = kept
 
 
 @inner
 def start_decode(requests, pools, w, s, f, lists, now):
     """Make room for one more token of every running request."""
-    if s[ROLE] == DESTINATION:
+    if s[R.ROLE] == R.DESTINATION:
         leave_without_token(requests, s, lists)
     need = decode_growth(requests, s, lists)
-    if s[FREE] + s[IDLE] < need and s[RUNNING] > 1:
+    if s[R.FREE] + s[R.IDLE] < need and s[R.RUNNING] > 1:
         dissolve_front(requests, s, f, lists)
         need = retract(requests, pools, s, lists, need)
-        f[NEW_TOKEN_RATIO] = estimated_ratio(requests, s, lists)
-    if need <= s[FREE] + s[IDLE] or settle_runner(requests, pools, w, s, f, lists, need, now):
+        f[R.NEW_TOKEN_RATIO] = estimated_ratio(requests, s, lists)
+    if need <= s[R.FREE] + s[R.IDLE] or settle_runner(requests, pools, w, s, f, lists, need, now):
         take_pages(requests, pools, s, need)
     else:
-        s[BLOCKED] = np.int64(s[RUNNING] > 0)
+        s[R.BLOCKED] = np.int64(s[R.RUNNING] > 0)
 
 
 @inner
 def decodes(s):
     """Whether the running requests get tokens in a pass that prefills nobody: a destination's last
     one may have to wait for its pages."""
-    return np.int64(s[RUNNING] > 0 and s[BLOCKED] == 0)
+    return np.int64(s[R.RUNNING] > 0 and s[R.BLOCKED] == 0)
 
 
 @inner
 def decay_ratio(f, passes):
     """new_token_ratio after `passes` decode passes without retraction."""
-    ratio = f[NEW_TOKEN_RATIO]
+    ratio = f[R.NEW_TOKEN_RATIO]
     for _ in range(passes):
-        following = max(ratio - f[RATIO_STEP], f[RATIO_MIN])
+        following = max(ratio - f[R.RATIO_STEP], f[R.RATIO_MIN])
         if following == ratio:
             break
         ratio = following
-    f[NEW_TOKEN_RATIO] = ratio
+    f[R.NEW_TOKEN_RATIO] = ratio
 
 
 @inner
 def admit_activated(requests, pools, scratch, s, lists, now):
     """Activated requests run, first come, first served, while there are slots. Their prompts can be
     found from now on; pages that are there twice may make room for others."""
-    while s[ACTIVATED_HEAD] >= 0 and s[RUNNING] < s[MAX_NUM_SEQS]:
-        q = s[ACTIVATED_HEAD]
-        s[ACTIVATED_HEAD] = np.int64(requests.state[NEXT, q])
-        lists[s[RUN_OFFSET] + s[RUNNING]] = q
-        s[RUNNING] += 1
+    while s[R.ACTIVATED_HEAD] >= 0 and s[R.RUNNING] < s[R.MAX_NUM_SEQS]:
+        q = s[R.ACTIVATED_HEAD]
+        s[R.ACTIVATED_HEAD] = np.int64(requests.state[Q.NEXT, q])
+        lists[s[R.RUN_OFFSET] + s[R.RUNNING]] = q
+        s[R.RUNNING] += 1
         log_admission(requests, scratch, q, now, np.int64(0))
         cache_activated(requests, pools, s, q)
-        s[CAPACITY_VERSION] += 1
+        s[R.CAPACITY_VERSION] += 1
 
 
 @inner
@@ -368,10 +303,10 @@ def retire_rejected(forecast, requests, s):
     """Belady's forecast: the requests rejected in this pass are no future use any more, after it
     has made its room (found by comparison with the reference)."""
     if forecast is not None:
-        q = s[REJECTED_HEAD]
+        q = s[R.REJECTED_HEAD]
         while q >= 0:
-            requests.state[RETIRED, q] = 1
-            q = np.int64(requests.state[NEXT, q])
+            requests.state[Q.RETIRED, q] = 1
+            q = np.int64(requests.state[Q.NEXT, q])
 
 
 @inner
@@ -379,38 +314,38 @@ def note_effect(s, admitted, counting):
     """What a scheduled pass of a prefill or decode rank means to handoffs: whether anything comes
     of it (activated requests were admitted, prefills are put off), and whether it may be easier to
     reserve pages."""
-    if s[ROLE] == DESTINATION:
-        s[CAPACITY_VERSION] += s[PREEMPTED_ANY] + s[SETTLED]
-        admitted |= s[ENDING_HEAD] >= 0
-    ran = s[BATCHED] > 0 or (s[RUNNING] > 0 and s[BLOCKED] == 0)
-    ended = s[SETTLED] > 0 or s[REJECTED_HEAD] >= 0 or s[PREEMPTED_ANY] != 0
-    s[EFFECT] = np.int64(ran or ended or admitted or counting)
+    if s[R.ROLE] == R.DESTINATION:
+        s[R.CAPACITY_VERSION] += s[R.PREEMPTED_ANY] + s[R.SETTLED]
+        admitted |= s[R.ENDING_HEAD] >= 0
+    ran = s[R.BATCHED] > 0 or (s[R.RUNNING] > 0 and s[R.BLOCKED] == 0)
+    ended = s[R.SETTLED] > 0 or s[R.REJECTED_HEAD] >= 0 or s[R.PREEMPTED_ANY] != 0
+    s[R.EFFECT] = np.int64(ran or ended or admitted or counting)
 
 
 @inner
 def schedule(requests, pools, scratch, w, s, f, lists, now, defer):
     """Step 1 of a pass: form a prefill batch, or else decode; all effects on KV pages."""
     begin_pass(s)
-    s[BATCHED] = 0
-    s[BLOCKED] = 0
-    counting = w[PREFILL_LEFT] > 0
-    running = s[RUNNING]
+    s[R.BATCHED] = 0
+    s[R.BLOCKED] = 0
+    counting = w[W.PREFILL_LEFT] > 0
+    running = s[R.RUNNING]
     admit_activated(requests, pools, scratch, s, lists, now)
-    admitted = s[RUNNING] > running
+    admitted = s[R.RUNNING] > running
     take_arrivals(requests, s, now)
-    if s[SCHEDULE_POLICY] == POLICY_LPM and s[PREFIX_CACHING] != 0:
+    if s[R.SCHEDULE_POLICY] == R.POLICY_LPM and s[R.PREFIX_CACHING] != 0:
         sort_queue(requests, pools, s)
     if not defer:
         form_batch(requests, pools, scratch, w, s, f, lists, now)
-    if s[BATCHED] > 0:
+    if s[R.BATCHED] > 0:
         start_prefill(requests, pools, s, lists)
     else:
         start_decode(requests, pools, w, s, f, lists, now)
-        if s[PREEMPTED_ANY] == 0:
+        if s[R.PREEMPTED_ANY] == 0:
             decay_ratio(f, np.int64(1))
     retire_rejected(pools.forecast, requests, s)
-    s[BUDGET] = s[TOKEN_BUDGET] - s[PREFILL_TOKENS]
-    if s[ROLE] != AGGREGATED:
+    s[R.BUDGET] = s[R.TOKEN_BUDGET] - s[R.PREFILL_TOKENS]
+    if s[R.ROLE] != R.AGGREGATED:
         note_effect(s, admitted, counting)
 
 
@@ -419,13 +354,13 @@ def schedule(requests, pools, scratch, w, s, f, lists, now, defer):
 def price(requests, s, f, lists, start):
     """End of the scheduled pass that begins at `start`, or a negative number for a bad price."""
     duration = 0.0
-    if s[PREFILLS] > 0:
-        duration = prefill_ms(s, f, s[PREFILLS], s[PREFILL_ISL], s[PREFILL_PREFIX])
-    elif s[BATCHED] == 0 and decodes(s):
-        context = s[FRONT_CONTEXT]
-        for i in range(s[FRONT], s[RUNNING]):
-            context += known_tokens(requests, np.int64(lists[s[RUN_OFFSET] + i]))
-        duration = decode_ms(s, f, s[RUNNING], context)
+    if s[R.PREFILLS] > 0:
+        duration = prefill_ms(s, f, s[R.PREFILLS], s[R.PREFILL_ISL], s[R.PREFILL_PREFIX])
+    elif s[R.BATCHED] == 0 and decodes(s):
+        context = s[R.FRONT_CONTEXT]
+        for i in range(s[R.FRONT], s[R.RUNNING]):
+            context += known_tokens(requests, np.int64(lists[s[R.RUN_OFFSET] + i]))
+        duration = decode_ms(s, f, s[R.RUNNING], context)
     if duration < 0.0:
         return -1.0
     return start + duration
@@ -434,15 +369,15 @@ def price(requests, s, f, lists, start):
 @inner
 def tokens_to_emit(requests, s, lists):
     """Visible tokens that the pass in flight emits at its end."""
-    if s[ROLE] == SOURCE:
+    if s[R.ROLE] == R.SOURCE:
         return np.int64(0)
-    if s[BATCHED] == 0:
-        return s[RUNNING] * decodes(s)
+    if s[R.BATCHED] == 0:
+        return s[R.RUNNING] * decodes(s)
     tokens = np.int64(0)
-    for i in range(s[NEW_FROM], s[RUNNING]):
-        q = lists[s[RUN_OFFSET] + i]
-        remaining = np.int64(requests.state[LIMIT, q]) - requests.state[GENERATED, q]
-        tokens += np.int64(remaining == 1 or (remaining > 1 and s[FITS] != 0))
+    for i in range(s[R.NEW_FROM], s[R.RUNNING]):
+        q = lists[s[R.RUN_OFFSET] + i]
+        remaining = np.int64(requests.state[Q.LIMIT, q]) - requests.state[Q.GENERATED, q]
+        tokens += np.int64(remaining == 1 or (remaining > 1 and s[R.FITS] != 0))
     return tokens
 
 
@@ -451,20 +386,20 @@ def tokens_to_emit(requests, s, lists):
 def end_prefill(requests, pools, times, scratch, w, s, lists, end):
     """First tokens of the new running requests; those with nothing more to produce leave."""
     state = requests.state
-    start = s[RUN_OFFSET]
-    for i in range(s[NEW_FROM], s[RUNNING]):
+    start = s[R.RUN_OFFSET]
+    for i in range(s[R.NEW_FROM], s[R.RUNNING]):
         q = np.int64(lists[start + i])
-        if state[LIMIT, q] == state[GENERATED, q]:
+        if state[Q.LIMIT, q] == state[Q.GENERATED, q]:
             finish(requests, pools, w, s, q, end)
             lists[start + i] = NONE
-    kept = s[NEW_FROM]
-    s[LAGGING] = np.int64(s[FRONT] > 0)
-    for i in range(s[NEW_FROM], s[RUNNING]):
+    kept = s[R.NEW_FROM]
+    s[R.LAGGING] = np.int64(s[R.FRONT] > 0)
+    for i in range(s[R.NEW_FROM], s[R.RUNNING]):
         q = np.int64(lists[start + i])
         if q < 0:
             continue
-        last = state[LIMIT, q] - state[GENERATED, q] == 1
-        emitted = last or s[FITS] != 0
+        last = state[Q.LIMIT, q] - state[Q.GENERATED, q] == 1
+        emitted = last or s[R.FITS] != 0
         if emitted:
             emit_token(requests, times, scratch, s, q, end)
         if last:
@@ -472,44 +407,44 @@ def end_prefill(requests, pools, times, scratch, w, s, lists, end):
             continue
         lists[start + kept] = q
         kept += 1
-        if emitted and kept == s[FRONT] + 1:
+        if emitted and kept == s[R.FRONT] + 1:
             join_front(requests, s, lists, q)
-    s[RUNNING] = kept
+    s[R.RUNNING] = kept
 
 
 @inner
 def emit_front(requests, times, scratch, s, f, lists, end):
     """One token of every front member. Those that joined since the last decode pass got theirs
     before in prefill passes of their own."""
-    counted = s[FRONT_COUNTED]
-    for i in range(s[FRONT_JOINED], s[FRONT]):
-        q = np.int64(lists[s[RUN_OFFSET] + i])
-        count = np.int64(requests.state[COUNTED, q])
+    counted = s[R.FRONT_COUNTED]
+    for i in range(s[R.FRONT_JOINED], s[R.FRONT]):
+        q = np.int64(lists[s[R.RUN_OFFSET] + i])
+        count = np.int64(requests.state[Q.COUNTED, q])
         counted -= count
-        count_gap(times, scratch, end - requests.time[LAST_TOKEN, q], count)
-        if np.isnan(requests.time[SECOND_TOKEN, q]):
-            requests.time[SECOND_TOKEN, q] = end
-    if s[FRONT_JOINED] > 0:
-        count_gap(times, scratch, end - f[LAST_EMIT], counted)
+        count_gap(times, scratch, end - requests.time[Q.LAST_TOKEN, q], count)
+        if np.isnan(requests.time[Q.SECOND_TOKEN, q]):
+            requests.time[Q.SECOND_TOKEN, q] = end
+    if s[R.FRONT_JOINED] > 0:
+        count_gap(times, scratch, end - f[R.LAST_EMIT], counted)
 
 
 @inner
 def pass_time(s, f, passes, end):
     """`passes` decode passes went by for every front member, the last until `end`."""
     advance_front(s, passes)
-    s[LAGGING] = 0
-    f[LAST_EMIT] = end
+    s[R.LAGGING] = 0
+    f[R.LAST_EMIT] = end
 
 
 @inner
 def finish_front(requests, pools, w, s, lists, end):
     """Complete the front members whose last token came at `end`."""
-    start = s[RUN_OFFSET]
-    for i in range(start, start + s[FRONT]):
+    start = s[R.RUN_OFFSET]
+    for i in range(start, start + s[R.FRONT]):
         q = np.int64(lists[i])
-        if requests.state[FINISH, q] <= s[TICK]:
+        if requests.state[Q.FINISH, q] <= s[R.TICK]:
             leave_front(requests, s, lists, q, np.int64(0))
-            requests.time[LAST_TOKEN, q] = end
+            requests.time[Q.LAST_TOKEN, q] = end
             finish(requests, pools, w, s, q, end)
             lists[i] = NONE
     close_gaps(requests, s, lists)
@@ -521,31 +456,31 @@ def end_decode(requests, pools, times, scratch, w, s, f, lists, end):
     state = requests.state
     emit_front(requests, times, scratch, s, f, lists, end)
     pass_time(s, f, np.int64(1), end)
-    if s[TICK] >= s[NEXT_FINISH]:
+    if s[R.TICK] >= s[R.NEXT_FINISH]:
         finish_front(requests, pools, w, s, lists, end)
-    s[FRONT_JOINED] = s[FRONT]
-    start = s[RUN_OFFSET]
-    kept = s[FRONT]
-    for i in range(s[FRONT], s[RUNNING]):
+    s[R.FRONT_JOINED] = s[R.FRONT]
+    start = s[R.RUN_OFFSET]
+    kept = s[R.FRONT]
+    for i in range(s[R.FRONT], s[R.RUNNING]):
         q = np.int64(lists[start + i])
-        state[COMPUTED, q] += 1
+        state[Q.COMPUTED, q] += 1
         emit_token(requests, times, scratch, s, q, end)
-        if state[GENERATED, q] == state[LIMIT, q]:
+        if state[Q.GENERATED, q] == state[Q.LIMIT, q]:
             finish(requests, pools, w, s, q, end)
             continue
         lists[start + kept] = q
         kept += 1
         join_front(requests, s, lists, q)
-    s[RUNNING] = kept
+    s[R.RUNNING] = kept
 
 
 @inner
 def end_without_token(requests, pools, w, s, end):
     """Complete the requests of a decode rank that took no part in the pass."""
-    q = s[ENDING_HEAD]
-    s[ENDING_HEAD] = NONE
+    q = s[R.ENDING_HEAD]
+    s[R.ENDING_HEAD] = NONE
     while q >= 0:
-        following = np.int64(requests.state[NEXT, q])
+        following = np.int64(requests.state[Q.NEXT, q])
         finish(requests, pools, w, s, q, end)
         q = following
 
@@ -554,15 +489,15 @@ def end_without_token(requests, pools, w, s, end):
 def apply(requests, pools, times, scratch, w, s, f, lists, start, end):
     """Step 4 of a pass: tokens, completions, rejections at its end, and the report of KV events.
     Returns held pages x ms."""
-    held = np.float64(s[NUM_BLOCKS] - s[FREE] - s[IDLE]) * (end - start)
+    held = np.float64(s[R.NUM_BLOCKS] - s[R.FREE] - s[R.IDLE]) * (end - start)
     end_without_token(requests, pools, w, s, end)
-    is_decode = s[BATCHED] == 0 and decodes(s) != 0
+    is_decode = s[R.BATCHED] == 0 and decodes(s) != 0
     due = count_pass(pools.events, s, is_decode)
-    if s[BATCHED] > 0:
+    if s[R.BATCHED] > 0:
         end_prefill(requests, pools, times, scratch, w, s, lists, end)
     elif is_decode:
         end_decode(requests, pools, times, scratch, w, s, f, lists, end)
     end_rejected(requests, w, s, end)
-    s[COMMITTED_PREFILL] += s[PREFILL_TOKENS]
+    s[R.COMMITTED_PREFILL] += s[R.PREFILL_TOKENS]
     report_after_pass(pools.events, s, due, end)
     return held

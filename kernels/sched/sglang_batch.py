@@ -15,73 +15,33 @@ from vecsim.kernels.sched.decode_batch import known_tokens
 from vecsim.kernels.sched.lifecycle import log_admission
 from vecsim.kernels.sched.sglang_pages import end_settled, pages_held, take_pages
 from vecsim.kernels.sched.sglang_queue import pages_of, remove_behind
-from vecsim.kernels.state.layout import (
-    ACTIVATED_HEAD,
-    ADMISSIONS,
-    BATCHED,
-    CACHED_PAGES,
-    CAPACITY_TOKENS,
-    CHUNKED_PREFILL_SIZE,
-    CLIP_MAX_NEW_TOKENS,
-    COMPUTED,
-    DESTINATION,
-    FINISH,
-    FREE,
-    FRONT,
-    GENERATED,
-    HELD,
-    IDLE,
-    KV_CAPACITY_EXHAUSTED,
-    LIMIT,
-    MAX_NUM_SEQS,
-    NEW_TOKEN_RATIO,
-    NO_PROGRESS,
-    NONE,
-    NUM_BLOCKS,
-    PAGE_SIZE,
-    PREEMPTED_COUNT,
-    PREFILL_ISL,
-    PREFILL_PREFIX,
-    PREFILL_TOKENS,
-    PREFILLS,
-    PREFIX_CACHING,
-    PROMISED,
-    PROMPT_EXCEEDS_KV_CAPACITY,
-    PROMPT_EXCEEDS_TOKEN_BUDGET,
-    QUEUE_HEAD,
-    READY_HEAD,
-    REJECTED_HEAD,
-    ROLE,
-    ROOT,
-    RUN_OFFSET,
-    RUNNING,
-    TICK,
-    TOKEN_BUDGET,
-    TREE_NODE,
-)
+from vecsim.kernels.state import rank as R
+from vecsim.kernels.state import request as Q
+from vecsim.kernels.state import status as S
+from vecsim.kernels.state.codes import NONE
 
 
 @inner
 def reserved_output(requests, s, q, remaining):
     """Output tokens that admission expects of a request."""
-    return min(remaining, s[CLIP_MAX_NEW_TOKENS])
+    return min(remaining, s[R.CLIP_MAX_NEW_TOKENS])
 
 
 @inner
 def room_for_prompts(requests, s, f, lists):
     """Tokens free for new prompts (float64): what is not held, less a share of the running
     requests' remaining output. Summed in running order, as the reference does."""
-    room = np.float64(s[FREE] + s[IDLE]) * np.float64(s[PAGE_SIZE])
-    ratio = f[NEW_TOKEN_RATIO]
+    room = np.float64(s[R.FREE] + s[R.IDLE]) * np.float64(s[R.PAGE_SIZE])
+    ratio = f[R.NEW_TOKEN_RATIO]
     state = requests.state
     reserved = 0.0
-    for i in range(s[RUNNING]):
-        q = lists[s[RUN_OFFSET] + i]
-        if i < s[FRONT]:
-            remaining = np.int64(state[FINISH, q]) - s[TICK]
+    for i in range(s[R.RUNNING]):
+        q = lists[s[R.RUN_OFFSET] + i]
+        if i < s[R.FRONT]:
+            remaining = np.int64(state[Q.FINISH, q]) - s[R.TICK]
         else:
-            remaining = np.int64(state[LIMIT, q]) - state[GENERATED, q]
-        reserved += np.float64(min(remaining, s[CLIP_MAX_NEW_TOKENS])) * ratio
+            remaining = np.int64(state[Q.LIMIT, q]) - state[Q.GENERATED, q]
+        reserved += np.float64(min(remaining, s[R.CLIP_MAX_NEW_TOKENS])) * ratio
     return room - reserved
 
 
@@ -89,21 +49,21 @@ def room_for_prompts(requests, s, f, lists):
 def first_to_compute(requests, pools, s, q):
     """Tokens of a waiting request that are there already: its own chunks, or cached pages."""
     state = requests.state
-    if state[COMPUTED, q] > 0 or s[PREFIX_CACHING] == 0:
-        return np.int64(state[COMPUTED, q])
+    if state[Q.COMPUTED, q] > 0 or s[R.PREFIX_CACHING] == 0:
+        return np.int64(state[Q.COMPUTED, q])
     known = known_tokens(requests, q)
-    if state[LIMIT, q] > 0:
+    if state[Q.LIMIT, q] > 0:
         # One token at least is always computed.
         known = max(known - 1, np.int64(0))
-    return probe(requests, pools, s, q, known // s[PAGE_SIZE]) * s[PAGE_SIZE]
+    return probe(requests, pools, s, q, known // s[R.PAGE_SIZE]) * s[R.PAGE_SIZE]
 
 
 @inner
 def chunk_tokens(s, left, chunk_left):
     """Tokens that the next member computes of its `left` ones; 0 may mean there is no budget."""
-    if pages_of(s, left) * s[PAGE_SIZE] <= chunk_left:
+    if pages_of(s, left) * s[R.PAGE_SIZE] <= chunk_left:
         return left
-    return min(chunk_left // s[PAGE_SIZE] * s[PAGE_SIZE], left)
+    return min(chunk_left // s[R.PAGE_SIZE] * s[R.PAGE_SIZE], left)
 
 
 @inner
@@ -111,21 +71,21 @@ def allocate(requests, pools, s, q, start, end):
     """Give a waiting request pages for its tokens start..end. False changes nothing, but the
     cached prefix of a fresh request has been touched."""
     state = requests.state
-    fresh = state[COMPUTED, q] == 0
+    fresh = state[Q.COMPUTED, q] == 0
     held = pages_held(requests, s, q)
-    node = np.int64(state[TREE_NODE, q])
+    node = np.int64(state[Q.TREE_NODE, q])
     if fresh:
-        held = start // s[PAGE_SIZE]
+        held = start // s[R.PAGE_SIZE]
         node = match(requests, pools, s, q, held)
-        lock_path(pools, s, node, s[ROOT])
+        lock_path(pools, s, node, s[R.ROOT])
     need = pages_of(s, end) - held
-    if need > s[FREE] + s[IDLE]:
+    if need > s[R.FREE] + s[R.IDLE]:
         if fresh:
             unlock_path(pools, s, node)
         return False
     if fresh:
-        state[TREE_NODE, q] = node
-        state[CACHED_PAGES, q] = held
+        state[Q.TREE_NODE, q] = node
+        state[Q.CACHED_PAGES, q] = held
     take_pages(requests, pools, s, need)
     return True
 
@@ -135,15 +95,15 @@ def settle_head(requests, pools, w, s, q, now):
     """End a queue head that can never be admitted although nothing runs on its rank."""
     state = requests.state
     known = known_tokens(requests, q)
-    produced = np.int64(state[GENERATED, q])
-    whole = pages_of(s, known) * s[PAGE_SIZE]
-    first = min(whole, s[CHUNKED_PREFILL_SIZE] // s[PAGE_SIZE] * s[PAGE_SIZE])
-    reason = NO_PROGRESS
-    expected = reserved_output(requests, s, q, np.int64(state[LIMIT, q]) - produced)
-    if pages_of(s, known) > s[NUM_BLOCKS] or whole + expected >= s[CAPACITY_TOKENS]:
-        reason = KV_CAPACITY_EXHAUSTED if produced > 0 else PROMPT_EXCEEDS_KV_CAPACITY
-    elif first > s[TOKEN_BUDGET] or (first == 0 and known > 0):
-        reason = PROMPT_EXCEEDS_TOKEN_BUDGET
+    produced = np.int64(state[Q.GENERATED, q])
+    whole = pages_of(s, known) * s[R.PAGE_SIZE]
+    first = min(whole, s[R.CHUNKED_PREFILL_SIZE] // s[R.PAGE_SIZE] * s[R.PAGE_SIZE])
+    reason = S.NO_PROGRESS
+    expected = reserved_output(requests, s, q, np.int64(state[Q.LIMIT, q]) - produced)
+    if pages_of(s, known) > s[R.NUM_BLOCKS] or whole + expected >= s[R.CAPACITY_TOKENS]:
+        reason = S.KV_CAPACITY_EXHAUSTED if produced > 0 else S.PROMPT_EXCEEDS_KV_CAPACITY
+    elif first > s[R.TOKEN_BUDGET] or (first == 0 and known > 0):
+        reason = S.PROMPT_EXCEEDS_TOKEN_BUDGET
     end_settled(requests, pools, w, s, q, reason, now)
 
 
@@ -151,29 +111,29 @@ def settle_head(requests, pools, w, s, q, now):
 def may_still_start(s):
     """Whether requests of the rank that run, or that a handoff holds pages for, may let a refused
     head in when they end."""
-    return s[RUNNING] + s[HELD] + s[PROMISED] > 0
+    return s[R.RUNNING] + s[R.HELD] + s[R.PROMISED] > 0
 
 
 @inner
 def enter_batch(requests, s, scratch, q, start, chunk, now):
     """Note a member of the batch in the summary of the pass, and its admission."""
     state = requests.state
-    if state[COMPUTED, q] == 0:
-        if state[ADMISSIONS, q] > 0:
-            s[PREEMPTED_COUNT] -= 1
+    if state[Q.COMPUTED, q] == 0:
+        if state[Q.ADMISSIONS, q] > 0:
+            s[R.PREEMPTED_COUNT] -= 1
         log_admission(requests, scratch, q, now, start)
-    state[COMPUTED, q] = start + chunk
+    state[Q.COMPUTED, q] = start + chunk
     if chunk > 0:
-        s[PREFILLS] += 1
-        s[PREFILL_ISL] += start + chunk
-        s[PREFILL_PREFIX] += start
-        s[PREFILL_TOKENS] += chunk
+        s[R.PREFILLS] += 1
+        s[R.PREFILL_ISL] += start + chunk
+        s[R.PREFILL_PREFIX] += start
+        s[R.PREFILL_TOKENS] += chunk
 
 
 @inner
 def prefills_nothing(s):
     """Whether a decode rank keeps its pages for those that come from prefill ranks."""
-    return s[ROLE] == DESTINATION and (s[ACTIVATED_HEAD] >= 0 or s[QUEUE_HEAD] >= 0)
+    return s[R.ROLE] == R.DESTINATION and (s[R.ACTIVATED_HEAD] >= 0 or s[R.QUEUE_HEAD] >= 0)
 
 
 @inner
@@ -181,25 +141,25 @@ def form_batch(requests, pools, scratch, w, s, f, lists, now):
     """Take requests off the queue, strictly in order, while budgets and memory allow. They stand
     behind the running ones in the running list, BATCHED of them."""
     state = requests.state
-    if s[READY_HEAD] < 0 or s[RUNNING] >= s[MAX_NUM_SEQS] or prefills_nothing(s):
+    if s[R.READY_HEAD] < 0 or s[R.RUNNING] >= s[R.MAX_NUM_SEQS] or prefills_nothing(s):
         return
     room = room_for_prompts(requests, s, f, lists)
-    budget = s[TOKEN_BUDGET]
-    chunk_left = s[CHUNKED_PREFILL_SIZE]
-    while s[RUNNING] + s[BATCHED] < s[MAX_NUM_SEQS] and s[READY_HEAD] >= 0:
-        q = s[READY_HEAD]
+    budget = s[R.TOKEN_BUDGET]
+    chunk_left = s[R.CHUNKED_PREFILL_SIZE]
+    while s[R.RUNNING] + s[R.BATCHED] < s[R.MAX_NUM_SEQS] and s[R.READY_HEAD] >= 0:
+        q = s[R.READY_HEAD]
         start = first_to_compute(requests, pools, s, q)
         left = known_tokens(requests, q) - start
         chunk = chunk_tokens(s, left, chunk_left)
-        cost = pages_of(s, chunk) * s[PAGE_SIZE]
+        cost = pages_of(s, chunk) * s[R.PAGE_SIZE]
         expected = np.int64(0)
         if chunk == left:
-            remaining = np.int64(state[LIMIT, q]) - state[GENERATED, q]
+            remaining = np.int64(state[Q.LIMIT, q]) - state[Q.GENERATED, q]
             expected = reserved_output(requests, s, q, remaining)
         refused = chunk == 0 and left > 0
         refused |= np.float64(cost + expected) >= room or cost > budget or cost > chunk_left
         if refused or not allocate(requests, pools, s, q, start, start + chunk):
-            if s[BATCHED] > 0 or s[REJECTED_HEAD] >= 0 or may_still_start(s):
+            if s[R.BATCHED] > 0 or s[R.REJECTED_HEAD] >= 0 or may_still_start(s):
                 return
             remove_behind(requests, s, NONE, q)
             settle_head(requests, pools, w, s, q, now)
@@ -207,8 +167,8 @@ def form_batch(requests, pools, scratch, w, s, f, lists, now):
             continue
         remove_behind(requests, s, NONE, q)
         enter_batch(requests, s, scratch, q, start, chunk, now)
-        lists[s[RUN_OFFSET] + s[RUNNING] + s[BATCHED]] = q
-        s[BATCHED] += 1
+        lists[s[R.RUN_OFFSET] + s[R.RUNNING] + s[R.BATCHED]] = q
+        s[R.BATCHED] += 1
         room -= np.float64(cost + expected)
         budget -= cost
         chunk_left -= cost

@@ -14,28 +14,11 @@ from vecsim.kernels.cache.radix_tree import probe
 from vecsim.kernels.compile.jit import inner
 from vecsim.kernels.sched.decode_batch import known_tokens
 from vecsim.kernels.sched.lifecycle import reject
-from vecsim.kernels.state.layout import (
-    ARRIVAL,
-    BLOCKS_PER_NODE,
-    ISL,
-    LPM_LIMIT,
-    MAX_MODEL_LEN,
-    NEXT,
-    NONE,
-    PAGE_SIZE,
-    PATH,
-    PROMPT_EXCEEDS_MAX_MODEL_LEN,
-    QUEUE_DUPLICATE,
-    QUEUE_HEAD,
-    QUEUE_PREFIX,
-    QUEUE_REQUEST,
-    QUEUE_SCORE,
-    READY_COUNT,
-    READY_HEAD,
-    READY_TAIL,
-    SHARED,
-    UNSORTED,
-)
+from vecsim.kernels.state import pools as P
+from vecsim.kernels.state import rank as R
+from vecsim.kernels.state import request as Q
+from vecsim.kernels.state import status as S
+from vecsim.kernels.state.codes import NONE
 
 DUPLICATE_TOKENS = np.int64(32)
 
@@ -43,65 +26,65 @@ DUPLICATE_TOKENS = np.int64(32)
 @inner
 def pages_of(s, tokens):
     """Pages that hold `tokens` tokens."""
-    return (tokens + s[PAGE_SIZE] - 1) // s[PAGE_SIZE]
+    return (tokens + s[R.PAGE_SIZE] - 1) // s[R.PAGE_SIZE]
 
 
 @inner
 def push_back(requests, s, q):
     """Append a request to the ready list."""
-    requests.state[NEXT, q] = NONE
-    if s[READY_HEAD] < 0:
-        s[READY_HEAD] = q
+    requests.state[Q.NEXT, q] = NONE
+    if s[R.READY_HEAD] < 0:
+        s[R.READY_HEAD] = q
     else:
-        requests.state[NEXT, s[READY_TAIL]] = q
-    s[READY_TAIL] = q
-    s[READY_COUNT] += 1
-    s[UNSORTED] = 1
+        requests.state[Q.NEXT, s[R.READY_TAIL]] = q
+    s[R.READY_TAIL] = q
+    s[R.READY_COUNT] += 1
+    s[R.UNSORTED] = 1
 
 
 @inner
 def push_front(requests, s, q):
     """Put a request at the head of the ready list."""
-    requests.state[NEXT, q] = s[READY_HEAD]
-    if s[READY_HEAD] < 0:
-        s[READY_TAIL] = q
-    s[READY_HEAD] = q
-    s[READY_COUNT] += 1
-    s[UNSORTED] = 1
+    requests.state[Q.NEXT, q] = s[R.READY_HEAD]
+    if s[R.READY_HEAD] < 0:
+        s[R.READY_TAIL] = q
+    s[R.READY_HEAD] = q
+    s[R.READY_COUNT] += 1
+    s[R.UNSORTED] = 1
 
 
 @inner
 def remove_behind(requests, s, before, q):
     """Take `q`, which follows `before` (NONE: is the head), out of the ready list."""
-    following = np.int64(requests.state[NEXT, q])
+    following = np.int64(requests.state[Q.NEXT, q])
     if before < 0:
-        s[READY_HEAD] = following
+        s[R.READY_HEAD] = following
     else:
-        requests.state[NEXT, before] = following
+        requests.state[Q.NEXT, before] = following
     if following < 0:
-        s[READY_TAIL] = before
-    s[READY_COUNT] -= 1
+        s[R.READY_TAIL] = before
+    s[R.READY_COUNT] -= 1
 
 
 @inner
 def take_arrivals(requests, s, now):
     """Move what has arrived to the ready list; prompts as long as max_model_len are rejected."""
-    q = s[QUEUE_HEAD]
-    while q >= 0 and requests.time[ARRIVAL, q] <= now:
-        following = np.int64(requests.state[NEXT, q])
-        if requests.state[ISL, q] >= s[MAX_MODEL_LEN]:
-            reject(requests, s, q, PROMPT_EXCEEDS_MAX_MODEL_LEN)
+    q = s[R.QUEUE_HEAD]
+    while q >= 0 and requests.time[Q.ARRIVAL, q] <= now:
+        following = np.int64(requests.state[Q.NEXT, q])
+        if requests.state[Q.ISL, q] >= s[R.MAX_MODEL_LEN]:
+            reject(requests, s, q, S.PROMPT_EXCEEDS_MAX_MODEL_LEN)
         else:
             push_back(requests, s, q)
         q = following
-    s[QUEUE_HEAD] = q
+    s[R.QUEUE_HEAD] = q
 
 
 @inner
 def is_duplicate(order, prefix, count):
     """Whether one of the first `count` requests of the scan has the same first tokens."""
     for i in range(count):
-        if order[QUEUE_PREFIX, i] == prefix:
+        if order[P.QUEUE_PREFIX, i] == prefix:
             return np.int64(1)
     return np.int64(0)
 
@@ -112,53 +95,56 @@ def scan_queue(requests, pools, s):
     wait for another one with the same beginning."""
     order = pools.order
     state = requests.state
-    page = s[PAGE_SIZE]
+    page = s[R.PAGE_SIZE]
     prefix_pages = pages_of(s, DUPLICATE_TOKENS)
-    q = s[READY_HEAD]
-    for i in range(s[READY_COUNT]):
+    q = s[R.READY_HEAD]
+    for i in range(s[R.READY_COUNT]):
         pages = known_tokens(requests, q) // page
         score = probe(requests, pools, s, q, pages)
         prefix = -2 - q
         duplicate = np.int64(0)
         if score * page <= DUPLICATE_TOKENS and pages >= prefix_pages:
-            if prefix_pages <= state[SHARED, q]:
-                entry = state[PATH, q] + (prefix_pages - 1) // s[BLOCKS_PER_NODE]
+            if prefix_pages <= state[Q.SHARED, q]:
+                entry = state[Q.PATH, q] + (prefix_pages - 1) // s[R.BLOCKS_PER_NODE]
                 prefix = np.int64(requests.path_rows[entry])
             duplicate = is_duplicate(order, prefix, np.int64(i))
-        order[QUEUE_DUPLICATE, i] = duplicate
-        order[QUEUE_SCORE, i] = score
-        order[QUEUE_REQUEST, i] = q
-        order[QUEUE_PREFIX, i] = prefix
-        q = np.int64(state[NEXT, q])
+        order[P.QUEUE_DUPLICATE, i] = duplicate
+        order[P.QUEUE_SCORE, i] = score
+        order[P.QUEUE_REQUEST, i] = q
+        order[P.QUEUE_PREFIX, i] = prefix
+        q = np.int64(state[Q.NEXT, q])
 
 
 @inner
 def sort_queue(requests, pools, s):
     """Policy lpm: longest cached prefix first, duplicates last, otherwise as before."""
-    if s[READY_COUNT] > LPM_LIMIT or s[READY_COUNT] < 2:
-        s[UNSORTED] = 0
+    if s[R.READY_COUNT] > P.LPM_LIMIT or s[R.READY_COUNT] < 2:
+        s[R.UNSORTED] = 0
         return
     scan_queue(requests, pools, s)
     order = pools.order
-    for i in range(1, s[READY_COUNT]):
-        duplicate = order[QUEUE_DUPLICATE, i]
-        score = order[QUEUE_SCORE, i]
-        q = order[QUEUE_REQUEST, i]
+    for i in range(1, s[R.READY_COUNT]):
+        duplicate = order[P.QUEUE_DUPLICATE, i]
+        score = order[P.QUEUE_SCORE, i]
+        q = order[P.QUEUE_REQUEST, i]
         at = np.int64(i)
         while at > 0 and (
-            order[QUEUE_DUPLICATE, at - 1] > duplicate
-            or (order[QUEUE_DUPLICATE, at - 1] == duplicate and order[QUEUE_SCORE, at - 1] < score)
+            order[P.QUEUE_DUPLICATE, at - 1] > duplicate
+            or (
+                order[P.QUEUE_DUPLICATE, at - 1] == duplicate
+                and order[P.QUEUE_SCORE, at - 1] < score
+            )
         ):
-            order[QUEUE_DUPLICATE, at] = order[QUEUE_DUPLICATE, at - 1]
-            order[QUEUE_SCORE, at] = order[QUEUE_SCORE, at - 1]
-            order[QUEUE_REQUEST, at] = order[QUEUE_REQUEST, at - 1]
+            order[P.QUEUE_DUPLICATE, at] = order[P.QUEUE_DUPLICATE, at - 1]
+            order[P.QUEUE_SCORE, at] = order[P.QUEUE_SCORE, at - 1]
+            order[P.QUEUE_REQUEST, at] = order[P.QUEUE_REQUEST, at - 1]
             at -= 1
-        order[QUEUE_DUPLICATE, at] = duplicate
-        order[QUEUE_SCORE, at] = score
-        order[QUEUE_REQUEST, at] = q
-    count = s[READY_COUNT]
-    s[READY_HEAD] = NONE
-    s[READY_COUNT] = 0
+        order[P.QUEUE_DUPLICATE, at] = duplicate
+        order[P.QUEUE_SCORE, at] = score
+        order[P.QUEUE_REQUEST, at] = q
+    count = s[R.READY_COUNT]
+    s[R.READY_HEAD] = NONE
+    s[R.READY_COUNT] = 0
     for i in range(count):
-        push_back(requests, s, order[QUEUE_REQUEST, i])
-    s[UNSORTED] = 0
+        push_back(requests, s, order[P.QUEUE_REQUEST, i])
+    s[R.UNSORTED] = 0

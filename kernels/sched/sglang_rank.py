@@ -44,52 +44,11 @@ from vecsim.kernels.sched.sglang_transfer import (
     try_in_vain,
 )
 from vecsim.kernels.sched.waiting_queue import queue_head
-from vecsim.kernels.state.layout import (
-    ACTIVATED_HEAD,
-    ARRIVAL,
-    BLOCK_SIZE,
-    CHUNKED_PREFILL_SIZE,
-    CLIP_MAX_NEW_TOKENS,
-    COUNTDOWN_END,
-    DESTINATION,
-    FINISH,
-    FREE,
-    FRONT,
-    FRONT_JOINED,
-    GENERATED,
-    GROWN,
-    GROWTH_OFFSET,
-    IDLE,
-    LAGGING,
-    LIMIT,
-    MAX_MODEL_LEN,
-    MAX_NUM_SEQS,
-    NEW_TOKEN_RATIO,
-    NEXT_FINISH,
-    NODE_BUMP,
-    PAGE_SIZE,
-    PARTICIPATES,
-    POLICY_LPM,
-    PREFILL_DECODE_INTERVAL,
-    PREFILL_LEFT,
-    PREFILL_TOKENS,
-    QUEUE_HEAD,
-    RATIO_INIT,
-    RATIO_MIN,
-    RATIO_STEP,
-    ROLE,
-    RUN_OFFSET,
-    RUNNING,
-    SCHEDULE_POLICY,
-    SCHEDULER_ID,
-    TABLE_STALE,
-    TICK,
-    TOKEN_BUDGET,
-    TREE_ROOM,
-    UNLIMITED,
-    UNSORTED,
-    UNUSED_COUNT,
-)
+from vecsim.kernels.state import pools as P
+from vecsim.kernels.state import rank as R
+from vecsim.kernels.state import request as Q
+from vecsim.kernels.state import worker as W
+from vecsim.kernels.state.codes import UNLIMITED
 
 MARGIN = np.float64(1e-9)
 """Relative doubt about a sum of reservations that was not added up in the reference's order."""
@@ -98,7 +57,7 @@ MARGIN = np.float64(1e-9)
 @inner
 def sees_every_arrival(s):
     """Whether a pass looks at all that wait, not at the head alone: to sort, or to reject."""
-    return s[SCHEDULE_POLICY] == POLICY_LPM or s[MAX_MODEL_LEN] != UNLIMITED
+    return s[R.SCHEDULE_POLICY] == R.POLICY_LPM or s[R.MAX_MODEL_LEN] != UNLIMITED
 
 
 @inner
@@ -106,7 +65,7 @@ def notices(requests, s, now):
     """Whether an arrival now would change what the rank does next."""
     if sees_every_arrival(s):
         return True
-    return s[RUNNING] < s[MAX_NUM_SEQS] and queue_head(requests, s, now) < 0
+    return s[R.RUNNING] < s[R.MAX_NUM_SEQS] and queue_head(requests, s, now) < 0
 
 
 # --- steadiness -----------------------------------------------------------------------------------
@@ -117,13 +76,13 @@ def tokens_asked(requests, pools, s, q):
         return UNLIMITED
     start = first_to_compute(requests, pools, s, q)
     left = known_tokens(requests, q) - start
-    chunk = chunk_tokens(s, left, s[CHUNKED_PREFILL_SIZE])
-    cost = pages_of(s, chunk) * s[PAGE_SIZE]
-    if (chunk == 0 and left > 0) or cost > s[TOKEN_BUDGET] or cost > s[CHUNKED_PREFILL_SIZE]:
+    chunk = chunk_tokens(s, left, s[R.CHUNKED_PREFILL_SIZE])
+    cost = pages_of(s, chunk) * s[R.PAGE_SIZE]
+    if (chunk == 0 and left > 0) or cost > s[R.TOKEN_BUDGET] or cost > s[R.CHUNKED_PREFILL_SIZE]:
         return UNLIMITED
     if chunk < left:
         return cost
-    remaining = np.int64(requests.state[LIMIT, q]) - requests.state[GENERATED, q]
+    remaining = np.int64(requests.state[Q.LIMIT, q]) - requests.state[Q.GENERATED, q]
     return cost + reserved_output(requests, s, q, remaining)
 
 
@@ -133,26 +92,26 @@ def passes_refused(requests, s, f, lists, asked, passes):
     `asked` tokens is surely refused."""
     expected = np.int64(0)
     shrinking = np.int64(0)
-    for i in range(s[FRONT]):
-        remaining = np.int64(requests.state[FINISH, lists[s[RUN_OFFSET] + i]]) - s[TICK]
+    for i in range(s[R.FRONT]):
+        remaining = np.int64(requests.state[Q.FINISH, lists[s[R.RUN_OFFSET] + i]]) - s[R.TICK]
         expected += reserved_output(requests, s, np.int64(i), remaining)
-        if remaining <= s[CLIP_MAX_NEW_TOKENS]:
+        if remaining <= s[R.CLIP_MAX_NEW_TOKENS]:
             shrinking += 1
         else:
-            passes = min(passes, remaining - s[CLIP_MAX_NEW_TOKENS])
-    block_size = s[BLOCK_SIZE]
-    growth = lists[s[GROWTH_OFFSET] : s[GROWTH_OFFSET] + block_size]
-    slot = s[TICK] % block_size
-    pages = s[FREE] + s[IDLE]
-    ratio = f[NEW_TOKEN_RATIO]
+            passes = min(passes, remaining - s[R.CLIP_MAX_NEW_TOKENS])
+    block_size = s[R.BLOCK_SIZE]
+    growth = lists[s[R.GROWTH_OFFSET] : s[R.GROWTH_OFFSET] + block_size]
+    slot = s[R.TICK] % block_size
+    pages = s[R.FREE] + s[R.IDLE]
+    ratio = f[R.NEW_TOKEN_RATIO]
     for done in range(passes):
         reserved = np.float64(expected) * ratio
-        room = np.float64(pages) * np.float64(s[PAGE_SIZE]) - reserved
+        room = np.float64(pages) * np.float64(s[R.PAGE_SIZE]) - reserved
         if np.float64(asked) < room + MARGIN * (reserved + 1.0):
             return np.int64(done)
         pages -= growth[slot]
         expected -= shrinking
-        ratio = max(ratio - f[RATIO_STEP], f[RATIO_MIN])
+        ratio = max(ratio - f[R.RATIO_STEP], f[R.RATIO_MIN])
         slot += 1
         if slot == block_size:
             slot = np.int64(0)
@@ -163,24 +122,24 @@ def passes_refused(requests, s, f, lists, asked, passes):
 def decode_passes(requests, pools, w, s, f, lists, now):
     """Passes that the rank can make as pure decodes of its front, whatever they evict; 0 when it is
     not steady."""
-    if s[FRONT] == 0 or s[RUNNING] != s[FRONT] or s[LAGGING] != 0:
+    if s[R.FRONT] == 0 or s[R.RUNNING] != s[R.FRONT] or s[R.LAGGING] != 0:
         return np.int64(0)
-    if s[ACTIVATED_HEAD] >= 0 and s[RUNNING] < s[MAX_NUM_SEQS]:
+    if s[R.ACTIVATED_HEAD] >= 0 and s[R.RUNNING] < s[R.MAX_NUM_SEQS]:
         return np.int64(0)
-    passes = s[NEXT_FINISH] - s[TICK]
+    passes = s[R.NEXT_FINISH] - s[R.TICK]
     q = queue_head(requests, s, now)
     if q < 0:
-        return passes_within(s, lists, s[FREE] + s[IDLE], passes)
+        return passes_within(s, lists, s[R.FREE] + s[R.IDLE], passes)
     if sees_every_arrival(s):
-        arriving = s[QUEUE_HEAD]
-        if s[UNSORTED] != 0 or (arriving >= 0 and requests.time[ARRIVAL, arriving] <= now):
+        arriving = s[R.QUEUE_HEAD]
+        if s[R.UNSORTED] != 0 or (arriving >= 0 and requests.time[Q.ARRIVAL, arriving] <= now):
             return np.int64(0)
     # While somebody waits, the tree must not change: pages come from the free ones.
-    passes = passes_within(s, lists, s[FREE], passes)
-    if s[RUNNING] >= s[MAX_NUM_SEQS]:
+    passes = passes_within(s, lists, s[R.FREE], passes)
+    if s[R.RUNNING] >= s[R.MAX_NUM_SEQS]:
         return passes
-    if w[PREFILL_LEFT] > 0:
-        return min(passes, w[PREFILL_LEFT])
+    if w[W.PREFILL_LEFT] > 0:
+        return min(passes, w[W.PREFILL_LEFT])
     asked = tokens_asked(requests, pools, s, q)
     return passes_refused(requests, s, f, lists, asked, passes)
 
@@ -190,7 +149,7 @@ def passes_without_eviction(forecast, s, lists, passes):
     """What Belady evicts depends on what other workers admit meanwhile: only free pages are taken
     in a run then."""
     if forecast is not None:
-        return passes_within(s, lists, s[FREE], passes)
+        return passes_within(s, lists, s[R.FREE], passes)
     return passes
 
 
@@ -204,14 +163,14 @@ def steady_passes(requests, pools, w, s, f, lists, now):
 @inner
 def has_work(requests, s, now):
     """Whether a pass starting at `now` has anybody to look at."""
-    return s[ACTIVATED_HEAD] >= 0 or waiting_queue.has_work(requests, s, now)
+    return s[R.ACTIVATED_HEAD] >= 0 or waiting_queue.has_work(requests, s, now)
 
 
 # --- the group ------------------------------------------------------------------------------------
 @inner
 def defers(requests, w, s, f, lists, now, dp_size):
     """Whether the pass about to start puts off prefills."""
-    return w[PREFILL_LEFT] > 0 and now <= f[COUNTDOWN_END]
+    return w[W.PREFILL_LEFT] > 0 and now <= f[R.COUNTDOWN_END]
 
 
 @inner
@@ -219,41 +178,41 @@ def close_group(ranks, requests, w, first, dp_size, passes, start, end):
     """Count down prefill_decode_interval. With nothing to decode, the passes that are left take no
     time, so that one stands for all, and new_token_ratio starts anew; but a destination may get
     something to decode at this very instant (see `handoff_passes.counts_down`)."""
-    interval = ranks.fields[first, PREFILL_DECODE_INTERVAL]
+    interval = ranks.fields[first, R.PREFILL_DECODE_INTERVAL]
     if interval == 0:
         return
     prefilled = np.int64(0)
     running = np.int64(0)
     for r in range(first, first + dp_size):
         s = ranks.fields[r]
-        running += s[RUNNING]
-        if s[PARTICIPATES] != 0:
-            prefilled += s[PREFILL_TOKENS]
+        running += s[R.RUNNING]
+        if s[R.PARTICIPATES] != 0:
+            prefilled += s[R.PREFILL_TOKENS]
     countdown_end = np.inf
-    idle = w[PREFILL_LEFT] > 0 and ranks.factors[first, COUNTDOWN_END] == start
+    idle = w[W.PREFILL_LEFT] > 0 and ranks.factors[first, R.COUNTDOWN_END] == start
     if prefilled > 0:
-        w[PREFILL_LEFT] = interval
+        w[W.PREFILL_LEFT] = interval
     else:
-        w[PREFILL_LEFT] = max(w[PREFILL_LEFT] - passes, np.int64(0))
-    if running == 0 and w[PREFILL_LEFT] > 0 and ranks.fields[first, ROLE] != DESTINATION:
+        w[W.PREFILL_LEFT] = max(w[W.PREFILL_LEFT] - passes, np.int64(0))
+    if running == 0 and w[W.PREFILL_LEFT] > 0 and ranks.fields[first, R.ROLE] != R.DESTINATION:
         idle = True
-        w[PREFILL_LEFT] = 1
+        w[W.PREFILL_LEFT] = 1
         countdown_end = end
     for r in range(first, first + dp_size):
-        ranks.factors[r, COUNTDOWN_END] = countdown_end
+        ranks.factors[r, R.COUNTDOWN_END] = countdown_end
         if idle:
-            ranks.factors[r, NEW_TOKEN_RATIO] = ranks.factors[r, RATIO_INIT]
+            ranks.factors[r, R.NEW_TOKEN_RATIO] = ranks.factors[r, R.RATIO_INIT]
 
 
 @inner
 def room(ranks, pools, first, dp_size):
     """Whether there is room for whatever a pass of the worker may do: tree nodes, and in the log of
     KV events."""
-    if pools.state[TABLE_STALE] != 0:
+    if pools.state[P.TABLE_STALE] != 0:
         build_table(pools)
-    left = np.int64(len(pools.nodes[0])) - pools.state[NODE_BUMP] + pools.state[UNUSED_COUNT]
+    left = np.int64(len(pools.nodes[0])) - pools.state[P.NODE_BUMP] + pools.state[P.UNUSED_COUNT]
     for r in range(first, first + dp_size):
-        left -= ranks.fields[r, TREE_ROOM]
+        left -= ranks.fields[r, R.TREE_ROOM]
     return left >= 0 and events_have_room(pools.events)
 
 
@@ -267,13 +226,13 @@ def forget(ranks, pools):
 @inner
 def apply_run(requests, pools, w, s, f, lists, passes, start, end):
     """Enter a walked decode run of `passes` passes into pages and requests."""
-    take_pages(requests, pools, s, s[GROWN])
-    s[PREFILL_TOKENS] = 0
+    take_pages(requests, pools, s, s[R.GROWN])
+    s[R.PREFILL_TOKENS] = 0
     decay_ratio(f, passes)
     pass_time(s, f, passes, end)
-    if s[TICK] >= s[NEXT_FINISH]:
+    if s[R.TICK] >= s[R.NEXT_FINISH]:
         finish_front(requests, pools, w, s, lists, end)
-    s[FRONT_JOINED] = s[FRONT]
+    s[R.FRONT_JOINED] = s[R.FRONT]
     report_after_run(pools.events, s, end)
 
 
@@ -282,22 +241,22 @@ def log_run(requests, pools, s, lists, ends, done, count, start):
     """The pages that each of `count` passes of a decode run, after `done` others, takes for the
     front. The report of the last one waits: what it ends is stored first."""
     taken = pools.events.ranks[TAKEN]
-    rank = s[SCHEDULER_ID]
+    rank = s[R.SCHEDULER_ID]
     if done == 0:
         taken[rank] = 0
-    s[FREE] -= taken[rank]
-    block_size = s[BLOCK_SIZE]
+    s[R.FREE] -= taken[rank]
+    block_size = s[R.BLOCK_SIZE]
     pass_start = start
     for k in range(count):
         if done + k > 0 and report_is_due(pools.events, s):
             report(pools.events, s, pass_start)
-        growth = np.int64(lists[s[GROWTH_OFFSET] + (s[TICK] + done + k) % block_size])
+        growth = np.int64(lists[s[R.GROWTH_OFFSET] + (s[R.TICK] + done + k) % block_size])
         if growth > 0:
             take_pages(requests, pools, s, growth)
             taken[rank] += growth
         count_decode(pools.events, s)
         pass_start = ends[k]
-    s[FREE] += taken[rank]
+    s[R.FREE] += taken[rank]
 
 
 SCHEDULER = Scheduler(

@@ -37,34 +37,10 @@ from vecsim.kernels.compile.jit import inner
 from vecsim.kernels.sched.sglang_pages import give_up_pages, leave_pages, take_pages
 from vecsim.kernels.sched.sglang_queue import pages_of, remove_behind
 from vecsim.kernels.sched.waiting_queue import queue_head
-from vecsim.kernels.state.layout import (
-    ACTIVATED_HEAD,
-    ACTIVATED_TAIL,
-    ADMISSIONS,
-    CACHED_PAGES,
-    CAPACITY_VERSION,
-    COMPUTED,
-    FREE,
-    HELD,
-    IDLE,
-    ISL,
-    MAX_MODEL_LEN,
-    NEW_TOKEN_RATIO,
-    NEXT,
-    NONE,
-    NUM_BLOCKS,
-    PAGE_SIZE,
-    PREEMPTED_COUNT,
-    PREFIX_CACHING,
-    PROMPT_EXCEEDS_KV_CAPACITY,
-    PROMPT_EXCEEDS_MAX_MODEL_LEN,
-    RANK,
-    RATIO_MIN,
-    RATIO_STEP,
-    READY_HEAD,
-    ROOT,
-    TREE_NODE,
-)
+from vecsim.kernels.state import rank as R
+from vecsim.kernels.state import request as Q
+from vecsim.kernels.state import status as S
+from vecsim.kernels.state.codes import NONE
 
 
 # --- what a command announces ---------------------------------------------------------------------
@@ -86,8 +62,8 @@ def announce(events, s, now, occasion):
 def log_prompt(events, requests, pools, s, q, now, stores):
     """The full pages of a prompt that have no other copy, in the tree or in a prompt that waits as
     well, are stored, or else removed; without prefix caching there are none."""
-    if events is not None and s[PREFIX_CACHING] != 0:
-        full = np.int64(requests.state[ISL, q]) // s[PAGE_SIZE]
+    if events is not None and s[R.PREFIX_CACHING] != 0:
+        full = np.int64(requests.state[Q.ISL, q]) // s[R.PAGE_SIZE]
         cached = probe(requests, pools, s, q, full)
         stored = max(cached, pages_activated(events, s, q, full))
         if stored < full:
@@ -104,18 +80,18 @@ def log_prompt(events, requests, pools, s, q, now, stores):
 @inner
 def place(requests, pools, content, s, q, rank):
     """Place `q` on a rank: its path begins at the root of the rank's tree."""
-    requests.state[RANK, q] = rank
-    requests.state[TREE_NODE, q] = s[ROOT]
+    requests.state[Q.RANK, q] = rank
+    requests.state[Q.TREE_NODE, q] = s[R.ROOT]
 
 
 @inner
 def refusal(requests, s, q):
     """Reason why the destination can never hold the prompt, or 0."""
-    prompt = np.int64(requests.state[ISL, q])
-    if prompt >= s[MAX_MODEL_LEN]:
-        return PROMPT_EXCEEDS_MAX_MODEL_LEN
-    if pages_of(s, prompt) > s[NUM_BLOCKS]:
-        return PROMPT_EXCEEDS_KV_CAPACITY
+    prompt = np.int64(requests.state[Q.ISL, q])
+    if prompt >= s[R.MAX_MODEL_LEN]:
+        return S.PROMPT_EXCEEDS_MAX_MODEL_LEN
+    if pages_of(s, prompt) > s[R.NUM_BLOCKS]:
+        return S.PROMPT_EXCEEDS_KV_CAPACITY
     return np.int64(0)
 
 
@@ -124,26 +100,26 @@ def reserve(requests, pools, s, q, now):
     """Reserve pages for the prompt of `q`; those of prompts that are in the tree are shared.
     Returns how many of them are new, or NONE: no room, but the shared ones have been touched."""
     state = requests.state
-    prompt = np.int64(state[ISL, q])
+    prompt = np.int64(state[Q.ISL, q])
     hits = np.int64(0)
-    node = s[ROOT]
-    if s[PREFIX_CACHING] != 0:
-        hits = probe(requests, pools, s, q, prompt // s[PAGE_SIZE])
+    node = s[R.ROOT]
+    if s[R.PREFIX_CACHING] != 0:
+        hits = probe(requests, pools, s, q, prompt // s[R.PAGE_SIZE])
         node = match(requests, pools, s, q, hits)
-        lock_path(pools, s, node, s[ROOT])
+        lock_path(pools, s, node, s[R.ROOT])
     need = pages_of(s, prompt) - hits
-    if need > s[FREE] + s[IDLE]:
+    if need > s[R.FREE] + s[R.IDLE]:
         unlock_path(pools, s, node)
         return NONE
-    state[TREE_NODE, q] = node
-    state[CACHED_PAGES, q] = hits
-    state[COMPUTED, q] = prompt
-    if need > s[FREE]:
+    state[Q.TREE_NODE, q] = node
+    state[Q.CACHED_PAGES, q] = hits
+    state[Q.COMPUTED, q] = prompt
+    if need > s[R.FREE]:
         report_before(pools.events, s, now)
         take_pages(requests, pools, s, need)
         announce(pools.events, s, now, AT_RESERVE)
     else:
-        s[FREE] -= need
+        s[R.FREE] -= need
     return need
 
 
@@ -151,25 +127,25 @@ def reserve(requests, pools, s, q, now):
 def activate(requests, pools, s, q, now):
     """The prompt has arrived: it is stored, and waits for a slot."""
     log_prompt(pools.events, requests, pools, s, q, now, np.bool_(True))
-    requests.state[NEXT, q] = NONE
-    if s[ACTIVATED_HEAD] < 0:
-        s[ACTIVATED_HEAD] = q
+    requests.state[Q.NEXT, q] = NONE
+    if s[R.ACTIVATED_HEAD] < 0:
+        s[R.ACTIVATED_HEAD] = q
     else:
-        requests.state[NEXT, s[ACTIVATED_TAIL]] = q
-    s[ACTIVATED_TAIL] = q
+        requests.state[Q.NEXT, s[R.ACTIVATED_TAIL]] = q
+    s[R.ACTIVATED_TAIL] = q
 
 
 @inner
 def release_held(requests, pools, s, q, now):
     """Give the pages of a held request back."""
-    s[HELD] -= 1
+    s[R.HELD] -= 1
     leave_pages(requests, pools, s, q)
 
 
 @inner
 def cancel(requests, pools, s, q):
     """Take the pages of a reserved request back."""
-    s[CAPACITY_VERSION] += 1
+    s[R.CAPACITY_VERSION] += 1
     give_up_pages(requests, pools, s, q)
 
 
@@ -177,9 +153,9 @@ def cancel(requests, pools, s, q):
 def try_in_vain(f):
     """A pass that lowers new_token_ratio and has no other effect is tried again at the same
     instant, until the ratio is as low as it gets (reference: runtimes, section 9)."""
-    ratio = f[NEW_TOKEN_RATIO]
-    lowered = ratio - f[RATIO_STEP] < ratio
-    f[NEW_TOKEN_RATIO] = f[RATIO_MIN] if lowered else max(ratio, f[RATIO_MIN])
+    ratio = f[R.NEW_TOKEN_RATIO]
+    lowered = ratio - f[R.RATIO_STEP] < ratio
+    f[R.NEW_TOKEN_RATIO] = f[R.RATIO_MIN] if lowered else max(ratio, f[R.RATIO_MIN])
 
 
 # --- deadlocks ------------------------------------------------------------------------------------
@@ -187,20 +163,20 @@ def try_in_vain(f):
 def first_waiting(requests, s, now):
     """The request that a deadlock ends, or NONE."""
     q = queue_head(requests, s, now)
-    return s[ACTIVATED_HEAD] if q < 0 else q
+    return s[R.ACTIVATED_HEAD] if q < 0 else q
 
 
 @inner
 def fail_waiting(requests, pools, s, q, now):
     """Take `q`, the first that waits, off its list, with its pages."""
     state = requests.state
-    activated = s[READY_HEAD] != q
+    activated = s[R.READY_HEAD] != q
     if activated:
-        s[ACTIVATED_HEAD] = np.int64(state[NEXT, q])
+        s[R.ACTIVATED_HEAD] = np.int64(state[Q.NEXT, q])
     else:
         remove_behind(requests, s, NONE, q)
-        if state[COMPUTED, q] == 0 and state[ADMISSIONS, q] > 0:
-            s[PREEMPTED_COUNT] -= 1
+        if state[Q.COMPUTED, q] == 0 and state[Q.ADMISSIONS, q] > 0:
+            s[R.PREEMPTED_COUNT] -= 1
     give_up_pages(requests, pools, s, q)
     if activated:
         log_prompt(pools.events, requests, pools, s, q, now, np.bool_(False))

@@ -65,74 +65,10 @@ from vecsim.kernels.sched.vllm_queue import (
     reusable_blocks,
 )
 from vecsim.kernels.sched.waiting_queue import queue_head
-from vecsim.kernels.state.layout import (
-    AGGREGATED,
-    BLOCK_SIZE,
-    BLOCKED,
-    BUDGET,
-    CAPACITY_BOUND,
-    CAPACITY_VERSION,
-    CHUNKED_PREFILL,
-    COMMITTED_PREFILL,
-    COMPUTED,
-    DESTINATION,
-    EFFECT,
-    EVICT_BELADY,
-    EVICTION_POLICY,
-    FAILED,
-    FINISH,
-    FREE,
-    FRESH,
-    FRONT,
-    FRONT_CONTEXT,
-    FRONT_COUNTED,
-    FRONT_JOINED,
-    GENERATED,
-    GROWTH_OFFSET,
-    HELD,
-    IDLE,
-    ISL,
-    KV_CAPACITY_EXHAUSTED,
-    LAST_TOKEN,
-    LIMIT,
-    LONER,
-    MAX_NUM_SEQS,
-    NEXT,
-    NEXT_FINISH,
-    NO_PROGRESS,
-    NONE,
-    NUM_BLOCKS,
-    PASS_PREFIX,
-    PASS_PROMPT,
-    PASS_TOKENS,
-    PREEMPT_FIRST,
-    PREEMPTED_ANY,
-    PREEMPTED_COUNT,
-    PREEMPTIONS,
-    PREFILL_ISL,
-    PREFILL_PREFIX,
-    PREFILL_SCHEDULE_INTERVAL,
-    PREFILL_TOKENS,
-    PREFILLS,
-    PROMISED,
-    PROMPT_EXCEEDS_KV_CAPACITY,
-    PROMPT_EXCEEDS_TOKEN_BUDGET,
-    QUEUE_HEAD,
-    READY_HEAD,
-    REJECTED,
-    REJECTED_HEAD,
-    RESERVED,
-    RESERVES_OUTPUT,
-    RETIRED,
-    ROLE,
-    RUN_OFFSET,
-    RUNNING,
-    SETTLED,
-    SOURCE,
-    STRAINED,
-    TICK,
-    TOKEN_BUDGET,
-)
+from vecsim.kernels.state import rank as R
+from vecsim.kernels.state import request as Q
+from vecsim.kernels.state import status as S
+from vecsim.kernels.state.codes import NONE
 from vecsim.kernels.timing.durations import decode_ms, prefill_ms
 
 STRAINED_LIMIT = np.int64(1024)
@@ -143,19 +79,19 @@ STRAINED_LIMIT = np.int64(1024)
 @inner
 def leave(requests, pools, s, lists, q):
     """Make a front member explicit again: all but its newest token are computed, and published."""
-    before = np.int64(requests.state[COMPUTED, q])
+    before = np.int64(requests.state[Q.COMPUTED, q])
     leave_front(requests, s, lists, q, np.int64(1))
-    computed = np.int64(requests.state[COMPUTED, q])
-    publish(requests, pools, s, q, before // s[BLOCK_SIZE], computed // s[BLOCK_SIZE])
+    computed = np.int64(requests.state[Q.COMPUTED, q])
+    publish(requests, pools, s, q, before // s[R.BLOCK_SIZE], computed // s[R.BLOCK_SIZE])
 
 
 @inner
 def dissolve_front(requests, pools, s, lists, now):
     """Make all front members explicit; their last tokens came at `now`."""
-    for i in range(s[FRONT]):
-        q = np.int64(lists[s[RUN_OFFSET] + i])
+    for i in range(s[R.FRONT]):
+        q = np.int64(lists[s[R.RUN_OFFSET] + i])
         leave(requests, pools, s, lists, q)
-        requests.time[LAST_TOKEN, q] = now
+        requests.time[Q.LAST_TOKEN, q] = now
     empty_front(s)
 
 
@@ -163,43 +99,43 @@ def dissolve_front(requests, pools, s, lists, now):
 @inner
 def built(requests, q):
     """Whether the whole prompt is computed."""
-    return requests.state[COMPUTED, q] >= requests.state[ISL, q]
+    return requests.state[Q.COMPUTED, q] >= requests.state[Q.ISL, q]
 
 
 @inner
 def record_work(requests, s, q, tokens, prompt, prefix):
     """Enter a request's share into the summary of the pass."""
-    requests.state[PASS_TOKENS, q] = tokens
-    requests.state[PASS_PROMPT, q] = prompt
-    requests.state[PASS_PREFIX, q] = prefix
-    s[BUDGET] -= tokens
+    requests.state[Q.PASS_TOKENS, q] = tokens
+    requests.state[Q.PASS_PROMPT, q] = prompt
+    requests.state[Q.PASS_PREFIX, q] = prefix
+    s[R.BUDGET] -= tokens
     if prompt > 0:
-        s[PREFILLS] += 1
-        s[PREFILL_ISL] += prefix + prompt
-        s[PREFILL_PREFIX] += prefix
-        s[PREFILL_TOKENS] += tokens
+        s[R.PREFILLS] += 1
+        s[R.PREFILL_ISL] += prefix + prompt
+        s[R.PREFILL_PREFIX] += prefix
+        s[R.PREFILL_TOKENS] += tokens
 
 
 @inner
 def undo_work(requests, s, q):
     """Take a request's share, if any, out of the summary of the pass."""
     state = requests.state
-    s[BUDGET] += state[PASS_TOKENS, q]
-    if state[PASS_PROMPT, q] > 0:
-        s[PREFILLS] -= 1
-        s[PREFILL_ISL] -= state[PASS_PREFIX, q] + state[PASS_PROMPT, q]
-        s[PREFILL_PREFIX] -= state[PASS_PREFIX, q]
-        s[PREFILL_TOKENS] -= state[PASS_TOKENS, q]
-    state[PASS_TOKENS, q] = 0
-    state[PASS_PROMPT, q] = 0
+    s[R.BUDGET] += state[Q.PASS_TOKENS, q]
+    if state[Q.PASS_PROMPT, q] > 0:
+        s[R.PREFILLS] -= 1
+        s[R.PREFILL_ISL] -= state[Q.PASS_PREFIX, q] + state[Q.PASS_PROMPT, q]
+        s[R.PREFILL_PREFIX] -= state[Q.PASS_PREFIX, q]
+        s[R.PREFILL_TOKENS] -= state[Q.PASS_TOKENS, q]
+    state[Q.PASS_TOKENS, q] = 0
+    state[Q.PASS_PROMPT, q] = 0
 
 
 @inner
 def give_back(requests, pools, s, q):
     """Release the blocks of a request that ends, and what admission reserved for it."""
-    computed = np.int64(requests.state[COMPUTED, q])
-    if s[RESERVES_OUTPUT] != 0:
-        s[RESERVED] -= footprint(requests, s, q) - blocks_of(computed, s[BLOCK_SIZE])
+    computed = np.int64(requests.state[Q.COMPUTED, q])
+    if s[R.RESERVES_OUTPUT] != 0:
+        s[R.RESERVED] -= footprint(requests, s, q) - blocks_of(computed, s[R.BLOCK_SIZE])
     release(requests, pools, s, q, computed)
 
 
@@ -207,24 +143,24 @@ def give_back(requests, pools, s, q):
 def preempt(requests, pools, s, lists):
     """Preempt the last (or first) running request; it waits in front of the queue. Returns it."""
     state = requests.state
-    start = s[RUN_OFFSET]
-    end = start + s[RUNNING]
-    if s[PREEMPT_FIRST] != 0:
+    start = s[R.RUN_OFFSET]
+    end = start + s[R.RUNNING]
+    if s[R.PREEMPT_FIRST] != 0:
         victim = np.int64(lists[start])
         for i in range(start + 1, end):
             lists[i - 1] = lists[i]
     else:
         victim = np.int64(lists[end - 1])
-    s[RUNNING] -= 1
-    release(requests, pools, s, victim, np.int64(state[COMPUTED, victim]))
+    s[R.RUNNING] -= 1
+    release(requests, pools, s, victim, np.int64(state[Q.COMPUTED, victim]))
     undo_work(requests, s, victim)
-    state[COMPUTED, victim] = 0
-    state[FRESH, victim] = 0
-    state[NEXT, victim] = s[READY_HEAD]
-    s[READY_HEAD] = victim
-    s[PREEMPTED_COUNT] += 1
-    s[PREEMPTED_ANY] = 1
-    s[PREEMPTIONS] += 1
+    state[Q.COMPUTED, victim] = 0
+    state[Q.FRESH, victim] = 0
+    state[Q.NEXT, victim] = s[R.READY_HEAD]
+    s[R.READY_HEAD] = victim
+    s[R.PREEMPTED_COUNT] += 1
+    s[R.PREEMPTED_ANY] = 1
+    s[R.PREEMPTIONS] += 1
     return victim
 
 
@@ -232,31 +168,31 @@ def preempt(requests, pools, s, lists):
 def grow_running(requests, pools, s, count):
     """Take blocks for running requests, out of what their admission reserved."""
     take_blocks(requests, pools, s, count)
-    if s[RESERVES_OUTPUT] != 0:
-        s[RESERVED] -= count
+    if s[R.RESERVES_OUTPUT] != 0:
+        s[R.RESERVED] -= count
 
 
 @inner
 def tokens_to_schedule(requests, s, q):
     """Tokens that an explicit running request computes in this pass, or NONE when it is blocked."""
-    computed = np.int64(requests.state[COMPUTED, q])
-    prompt = np.int64(requests.state[ISL, q])
-    if s[CHUNKED_PREFILL] == 0 and prompt > computed and prompt - computed > s[BUDGET]:
+    computed = np.int64(requests.state[Q.COMPUTED, q])
+    prompt = np.int64(requests.state[Q.ISL, q])
+    if s[R.CHUNKED_PREFILL] == 0 and prompt > computed and prompt - computed > s[R.BUDGET]:
         return NONE
-    left = prompt + requests.state[GENERATED, q] - computed
-    return min(left, s[BUDGET])
+    left = prompt + requests.state[Q.GENERATED, q] - computed
+    return min(left, s[R.BUDGET])
 
 
 @inner
 def compute(requests, pools, s, q, tokens):
     """Compute `tokens` more tokens of a request whose blocks are there."""
     state = requests.state
-    computed = np.int64(state[COMPUTED, q])
-    prompt = np.int64(state[ISL, q])
+    computed = np.int64(state[Q.COMPUTED, q])
+    prompt = np.int64(state[Q.ISL, q])
     after = computed + tokens
     prefix = min(computed, prompt)
-    state[COMPUTED, q] = after
-    publish(requests, pools, s, q, computed // s[BLOCK_SIZE], after // s[BLOCK_SIZE])
+    state[Q.COMPUTED, q] = after
+    publish(requests, pools, s, q, computed // s[R.BLOCK_SIZE], after // s[R.BLOCK_SIZE])
     record_work(requests, s, q, tokens, max(min(after, prompt) - prefix, np.int64(0)), prefix)
 
 
@@ -264,21 +200,21 @@ def compute(requests, pools, s, q, tokens):
 def schedule_explicit(requests, pools, s, lists, first, defer):
     """Schedule the explicit running requests from position `first` on, preempting for blocks."""
     i = first
-    while i < s[RUNNING] and s[BUDGET] > 0:
-        q = np.int64(lists[s[RUN_OFFSET] + i])
+    while i < s[R.RUNNING] and s[R.BUDGET] > 0:
+        q = np.int64(lists[s[R.RUN_OFFSET] + i])
         if defer and not built(requests, q):
             i += 1
             continue
         tokens = tokens_to_schedule(requests, s, q)
         if tokens < 0:
             return
-        computed = np.int64(requests.state[COMPUTED, q])
-        need = blocks_of(computed + tokens, s[BLOCK_SIZE]) - blocks_of(computed, s[BLOCK_SIZE])
-        if s[RESERVES_OUTPUT] != 0 and need > s[FREE] + s[IDLE]:
+        computed = np.int64(requests.state[Q.COMPUTED, q])
+        need = blocks_of(computed + tokens, s[R.BLOCK_SIZE]) - blocks_of(computed, s[R.BLOCK_SIZE])
+        if s[R.RESERVES_OUTPUT] != 0 and need > s[R.FREE] + s[R.IDLE]:
             # An empty prompt, let in past the gate, took what was promised: it waits.
             return
         victim = NONE
-        while victim != q and need > s[FREE] + s[IDLE]:
+        while victim != q and need > s[R.FREE] + s[R.IDLE]:
             victim = preempt(requests, pools, s, lists)
         if victim == q:
             continue
@@ -291,37 +227,37 @@ def schedule_explicit(requests, pools, s, lists, first, defer):
 @inner
 def fits_without_preemption(requests, s, lists, defer):
     """Whether the front fits the budget, and all running requests the blocks at hand."""
-    front = s[FRONT]
-    if front > s[TOKEN_BUDGET]:
+    front = s[R.FRONT]
+    if front > s[R.TOKEN_BUDGET]:
         return False
-    need = np.int64(lists[s[GROWTH_OFFSET] + s[TICK] % s[BLOCK_SIZE]])
-    budget = s[TOKEN_BUDGET] - front
-    for i in range(front, s[RUNNING]):
-        q = np.int64(lists[s[RUN_OFFSET] + i])
+    need = np.int64(lists[s[R.GROWTH_OFFSET] + s[R.TICK] % s[R.BLOCK_SIZE]])
+    budget = s[R.TOKEN_BUDGET] - front
+    for i in range(front, s[R.RUNNING]):
+        q = np.int64(lists[s[R.RUN_OFFSET] + i])
         if defer and not built(requests, q):
             continue
-        computed = np.int64(requests.state[COMPUTED, q])
+        computed = np.int64(requests.state[Q.COMPUTED, q])
         left = known_tokens(requests, q) - computed
         tokens = min(left, budget)
-        need += blocks_of(computed + tokens, s[BLOCK_SIZE]) - blocks_of(computed, s[BLOCK_SIZE])
+        need += blocks_of(computed + tokens, s[R.BLOCK_SIZE]) - blocks_of(computed, s[R.BLOCK_SIZE])
         budget -= tokens
-    return need <= s[FREE] + s[IDLE]
+    return need <= s[R.FREE] + s[R.IDLE]
 
 
 @inner
 def step_front(requests, pools, s, lists, tick):
     """Blocks that front members begin and complete in the pass at `tick`, in running order.
     Returns how many were taken."""
-    block_size = s[BLOCK_SIZE]
-    growth = s[GROWTH_OFFSET]
+    block_size = s[R.BLOCK_SIZE]
+    growth = s[R.GROWTH_OFFSET]
     taken = np.int64(0)
     # Who completes a block in this pass needs the next one in the following.
     if lists[growth + tick % block_size] == 0 and lists[growth + (tick + 1) % block_size] == 0:
         return taken
     state = requests.state
-    for i in range(s[FRONT]):
-        q = np.int64(lists[s[RUN_OFFSET] + i])
-        computed = np.int64(state[ISL, q]) + state[GENERATED, q] + tick - 1
+    for i in range(s[R.FRONT]):
+        q = np.int64(lists[s[R.RUN_OFFSET] + i])
+        computed = np.int64(state[Q.ISL, q]) + state[Q.GENERATED, q] + tick - 1
         block = computed // block_size
         inside = computed - block * block_size
         if inside == 0:
@@ -329,7 +265,7 @@ def step_front(requests, pools, s, lists, tick):
             taken += 1
         if inside == block_size - 1:
             publish(requests, pools, s, q, block, block + 1)
-            state[COMPUTED, q] = computed + 1
+            state[Q.COMPUTED, q] = computed + 1
     return taken
 
 
@@ -338,8 +274,8 @@ def grow_front(events, requests, pools, s, lists):
     """Take the blocks that front members begin in this pass; where events are observed, block by
     block. Returns how many."""
     if events is not None:
-        return step_front(requests, pools, s, lists, s[TICK])
-    growth = np.int64(lists[s[GROWTH_OFFSET] + s[TICK] % s[BLOCK_SIZE]])
+        return step_front(requests, pools, s, lists, s[R.TICK])
+    growth = np.int64(lists[s[R.GROWTH_OFFSET] + s[R.TICK] % s[R.BLOCK_SIZE]])
     take_blocks(requests, pools, s, growth)
     return growth
 
@@ -349,12 +285,12 @@ def schedule_running(requests, pools, s, lists, now, defer):
     """Phase 1 of a pass: one token for each decode, the next chunk of unfinished prompts."""
     if fits_without_preemption(requests, s, lists, defer):
         growth = grow_front(pools.events, requests, pools, s, lists)
-        if s[RESERVES_OUTPUT] != 0:
-            s[RESERVED] -= growth
-        s[BUDGET] -= s[FRONT]
+        if s[R.RESERVES_OUTPUT] != 0:
+            s[R.RESERVED] -= growth
+        s[R.BUDGET] -= s[R.FRONT]
     else:
         dissolve_front(requests, pools, s, lists, now)
-    schedule_explicit(requests, pools, s, lists, s[FRONT], defer)
+    schedule_explicit(requests, pools, s, lists, s[R.FRONT], defer)
 
 
 @inner
@@ -362,8 +298,8 @@ def publish_scheduled(events, requests, pools, s, q):
     """Make the block findable that the scheduled token of a former front member completes; where
     events are observed `step_front` has done it."""
     if events is None:
-        computed = np.int64(requests.state[COMPUTED, q])
-        block_size = s[BLOCK_SIZE]
+        computed = np.int64(requests.state[Q.COMPUTED, q])
+        block_size = s[R.BLOCK_SIZE]
         publish(requests, pools, s, q, computed // block_size, (computed + 1) // block_size)
 
 
@@ -371,24 +307,24 @@ def publish_scheduled(events, requests, pools, s, q):
 def dissolve_scheduled_front(requests, pools, s, lists, now):
     """Make all front members explicit after their token of this pass was scheduled."""
     state = requests.state
-    front = s[FRONT]
+    front = s[R.FRONT]
     dissolve_front(requests, pools, s, lists, now)
     for i in range(front):
-        q = np.int64(lists[s[RUN_OFFSET] + i])
+        q = np.int64(lists[s[R.RUN_OFFSET] + i])
         publish_scheduled(pools.events, requests, pools, s, q)
-        state[COMPUTED, q] += 1
-        state[PASS_TOKENS, q] = 1
+        state[Q.COMPUTED, q] += 1
+        state[Q.PASS_TOKENS, q] = 1
 
 
 @inner
 def make_room(requests, pools, s, lists, need, now):
     """Preempt until `need` blocks can be taken, for a request that no gate held back; reserved ones
     may stand in the way. Whether it could."""
-    if need > s[FREE] + s[IDLE]:
+    if need > s[R.FREE] + s[R.IDLE]:
         dissolve_scheduled_front(requests, pools, s, lists, now)
-    while need > s[FREE] + s[IDLE] and s[RUNNING] > 0:
+    while need > s[R.FREE] + s[R.IDLE] and s[R.RUNNING] > 0:
         preempt(requests, pools, s, lists)
-    return need <= s[FREE] + s[IDLE]
+    return need <= s[R.FREE] + s[R.IDLE]
 
 
 # --- schedule: admissions -------------------------------------------------------------------------
@@ -396,13 +332,13 @@ def make_room(requests, pools, s, lists, need, now):
 def waits_for_others(requests, pools, s, q):
     """Whether a queue head that nothing on its rank can let in may still come in: when a held
     prompt is released, or when requests of a decode rank end that do not run yet."""
-    if s[ROLE] == SOURCE:
+    if s[R.ROLE] == R.SOURCE:
         _, active = reusable_blocks(requests, pools, s, q, known_tokens(requests, q))
-        return s[HELD] > 0 and gate_is_shut(requests, s, q, active)
-    if s[ROLE] == DESTINATION and (
-        blocks_of(known_tokens(requests, q), s[BLOCK_SIZE]) <= s[NUM_BLOCKS]
+        return s[R.HELD] > 0 and gate_is_shut(requests, s, q, active)
+    if s[R.ROLE] == R.DESTINATION and (
+        blocks_of(known_tokens(requests, q), s[R.BLOCK_SIZE]) <= s[R.NUM_BLOCKS]
     ):
-        return s[QUEUE_HEAD] >= 0 or s[PROMISED] > 0 or s[PREEMPTED_COUNT] > 1
+        return s[R.QUEUE_HEAD] >= 0 or s[R.PROMISED] > 0 or s[R.PREEMPTED_COUNT] > 1
     return False
 
 
@@ -410,15 +346,15 @@ def waits_for_others(requests, pools, s, q):
 def settle_standstill(requests, pools, w, s, q, now):
     """End a queue head that can never be admitted although nothing runs on its rank."""
     state = requests.state
-    produced = np.int64(state[GENERATED, q])
-    status = FAILED if produced > 0 else REJECTED
-    reason = NO_PROGRESS
-    if blocks_of(np.int64(state[ISL, q]) + produced, s[BLOCK_SIZE]) > s[NUM_BLOCKS]:
-        reason = KV_CAPACITY_EXHAUSTED if produced > 0 else PROMPT_EXCEEDS_KV_CAPACITY
-    elif s[CHUNKED_PREFILL] == 0 and state[ISL, q] > s[TOKEN_BUDGET]:
-        reason = PROMPT_EXCEEDS_TOKEN_BUDGET
-    if s[EVICTION_POLICY] == EVICT_BELADY:
-        state[RETIRED, q] = 1
+    produced = np.int64(state[Q.GENERATED, q])
+    status = S.FAILED if produced > 0 else S.REJECTED
+    reason = S.NO_PROGRESS
+    if blocks_of(np.int64(state[Q.ISL, q]) + produced, s[R.BLOCK_SIZE]) > s[R.NUM_BLOCKS]:
+        reason = S.KV_CAPACITY_EXHAUSTED if produced > 0 else S.PROMPT_EXCEEDS_KV_CAPACITY
+    elif s[R.CHUNKED_PREFILL] == 0 and state[Q.ISL, q] > s[R.TOKEN_BUDGET]:
+        reason = S.PROMPT_EXCEEDS_TOKEN_BUDGET
+    if s[R.EVICTION_POLICY] == R.EVICT_BELADY:
+        state[Q.RETIRED, q] = 1
     leave_queue(requests, s, q)
     settle(requests, w, s, q, status, reason, now)
 
@@ -427,8 +363,8 @@ def settle_standstill(requests, pools, w, s, q, now):
 def start_running(requests, scratch, s, lists, q, now, cached):
     """Append an admitted request, `cached` tokens of which are reused, to the running list."""
     leave_queue(requests, s, q)
-    lists[s[RUN_OFFSET] + s[RUNNING]] = q
-    s[RUNNING] += 1
+    lists[s[R.RUN_OFFSET] + s[R.RUNNING]] = q
+    s[R.RUNNING] += 1
     log_admission(requests, scratch, q, now, cached)
 
 
@@ -436,45 +372,45 @@ def start_running(requests, scratch, s, lists, q, now, cached):
 def admit_waiting(requests, pools, scratch, w, s, lists, now, defer):
     """Phase 2 of a pass: admit from the head of the queue, strictly in order."""
     state = requests.state
-    s[BLOCKED] = 0
-    while s[PREEMPTED_ANY] == 0 and s[RUNNING] < s[MAX_NUM_SEQS]:
+    s[R.BLOCKED] = 0
+    while s[R.PREEMPTED_ANY] == 0 and s[R.RUNNING] < s[R.MAX_NUM_SEQS]:
         q = next_candidate(requests, s, now)
         if q < 0:
             return
         if is_prebuilt(requests, s, q):
             start_running(requests, scratch, s, lists, q, now, np.int64(0))
-            if s[BUDGET] == 0:
+            if s[R.BUDGET] == 0:
                 return
             continue
         reason = rejection(requests, s, q)
         if reason > 0:
             leave_queue(requests, s, q)
             reject(requests, s, q, reason)
-            if s[EVICTION_POLICY] == EVICT_BELADY:
-                state[RETIRED, q] = 1
+            if s[R.EVICTION_POLICY] == R.EVICT_BELADY:
+                state[Q.RETIRED, q] = 1
             continue
         hits, tokens = can_admit(requests, pools, s, q, defer)
         if tokens < 0:
-            if s[RUNNING] > 0 or s[REJECTED_HEAD] >= 0:
+            if s[R.RUNNING] > 0 or s[R.REJECTED_HEAD] >= 0:
                 return
-            s[BLOCKED] = np.int64(waits_for_others(requests, pools, s, q))
-            if s[BLOCKED] != 0:
+            s[R.BLOCKED] = np.int64(waits_for_others(requests, pools, s, q))
+            if s[R.BLOCKED] != 0:
                 return
             settle_standstill(requests, pools, w, s, q, now)
             continue
-        cached = hits * s[BLOCK_SIZE]
-        need = blocks_of(cached + tokens, s[BLOCK_SIZE]) - hits
+        cached = hits * s[R.BLOCK_SIZE]
+        need = blocks_of(cached + tokens, s[R.BLOCK_SIZE]) - hits
         reference_prefix(requests, pools, s, q, hits)
         # The victims stand in front of an empty prompt that finds no room all the same.
-        if state[ISL, q] == 0 and not make_room(requests, pools, s, lists, need, now):
+        if state[Q.ISL, q] == 0 and not make_room(requests, pools, s, lists, need, now):
             return
         start_running(requests, scratch, s, lists, q, now, cached)
         take_blocks(requests, pools, s, need)
-        state[COMPUTED, q] = cached
+        state[Q.COMPUTED, q] = cached
         # A decode rank never takes back what it reserved for an empty prompt.
-        if s[RESERVES_OUTPUT] != 0 and not (s[ROLE] == DESTINATION and state[ISL, q] == 0):
-            s[RESERVED] += footprint(requests, s, q) - blocks_of(cached + tokens, s[BLOCK_SIZE])
-        no_budget = s[BUDGET] == 0
+        if s[R.RESERVES_OUTPUT] != 0 and not (s[R.ROLE] == R.DESTINATION and state[Q.ISL, q] == 0):
+            s[R.RESERVED] += footprint(requests, s, q) - blocks_of(cached + tokens, s[R.BLOCK_SIZE])
+        no_budget = s[R.BUDGET] == 0
         compute(requests, pools, s, q, tokens)
         if no_budget:
             return
@@ -483,20 +419,20 @@ def admit_waiting(requests, pools, scratch, w, s, lists, now, defer):
 @inner
 def retire_running(requests, s, lists):
     """Belady's forecast: the requests admitted by now are no future use any more."""
-    for i in range(s[RUNNING]):
-        requests.state[RETIRED, lists[s[RUN_OFFSET] + i]] = 1
+    for i in range(s[R.RUNNING]):
+        requests.state[Q.RETIRED, lists[s[R.RUN_OFFSET] + i]] = 1
 
 
 @inner
 def is_deferring(requests, s, lists, step):
     """Whether this group pass puts off prefills (prefill_schedule_interval)."""
-    if step % s[PREFILL_SCHEDULE_INTERVAL] == 0 or s[CAPACITY_BOUND] != 0:
+    if step % s[R.PREFILL_SCHEDULE_INTERVAL] == 0 or s[R.CAPACITY_BOUND] != 0:
         return False
-    if s[FRONT] > 0:
+    if s[R.FRONT] > 0:
         return True
     built_ones = np.int64(0)
-    for i in range(s[RUNNING]):
-        built_ones += np.int64(built(requests, np.int64(lists[s[RUN_OFFSET] + i])))
+    for i in range(s[R.RUNNING]):
+        built_ones += np.int64(built(requests, np.int64(lists[s[R.RUN_OFFSET] + i])))
     return built_ones > 0
 
 
@@ -504,31 +440,31 @@ def is_deferring(requests, s, lists, step):
 def note_effect(requests, w, s, lists, running, now):
     """What a scheduled pass of a prefill or decode rank, `running` requests before, means to
     handoffs: whether anything comes of it, and whether it may be easier to reserve blocks."""
-    if s[STRAINED] > STRAINED_LIMIT:
+    if s[R.STRAINED] > STRAINED_LIMIT:
         fail_empty_prompt(requests, w, s, now)
-    moved = s[RUNNING] != running or s[BUDGET] != s[TOKEN_BUDGET] or s[PREEMPTED_ANY] != 0
-    s[EFFECT] = np.int64(moved or s[SETTLED] > 0 or s[REJECTED_HEAD] >= 0)
-    if s[ROLE] == DESTINATION:
-        s[CAPACITY_VERSION] += s[PREEMPTED_ANY] + s[SETTLED]
+    moved = s[R.RUNNING] != running or s[R.BUDGET] != s[R.TOKEN_BUDGET] or s[R.PREEMPTED_ANY] != 0
+    s[R.EFFECT] = np.int64(moved or s[R.SETTLED] > 0 or s[R.REJECTED_HEAD] >= 0)
+    if s[R.ROLE] == R.DESTINATION:
+        s[R.CAPACITY_VERSION] += s[R.PREEMPTED_ANY] + s[R.SETTLED]
         # Every token of a destination costs a decode step.
-        for i in range(s[FRONT], s[RUNNING]):
-            requests.state[PASS_PROMPT, lists[s[RUN_OFFSET] + i]] = 0
+        for i in range(s[R.FRONT], s[R.RUNNING]):
+            requests.state[Q.PASS_PROMPT, lists[s[R.RUN_OFFSET] + i]] = 0
 
 
 @inner
 def schedule(requests, pools, scratch, w, s, f, lists, now, defer):
     """Step 1 of a pass: decide what every running and waiting request computes."""
-    running = s[RUNNING]
+    running = s[R.RUNNING]
     begin_pass(s)
-    s[BUDGET] = s[TOKEN_BUDGET]
+    s[R.BUDGET] = s[R.TOKEN_BUDGET]
     schedule_running(requests, pools, s, lists, now, defer)
     admit_waiting(requests, pools, scratch, w, s, lists, now, defer)
-    if s[EVICTION_POLICY] == EVICT_BELADY:
+    if s[R.EVICTION_POLICY] == R.EVICT_BELADY:
         retire_running(requests, s, lists)
     settle_overcommitment(requests, pools, w, s, lists, now, defer)
-    if not defer and s[PREEMPTED_ANY] == 0:
-        s[CAPACITY_BOUND] = np.int64(queue_head(requests, s, now) >= 0)
-    if s[ROLE] != AGGREGATED:
+    if not defer and s[R.PREEMPTED_ANY] == 0:
+        s[R.CAPACITY_BOUND] = np.int64(queue_head(requests, s, now) >= 0)
+    if s[R.ROLE] != R.AGGREGATED:
         note_effect(requests, w, s, lists, running, now)
 
 
@@ -537,17 +473,17 @@ def schedule(requests, pools, scratch, w, s, f, lists, now, defer):
 def is_ready(requests, q):
     """Whether all known tokens of an explicit request are computed."""
     state = requests.state
-    return state[COMPUTED, q] >= known_tokens(requests, q)
+    return state[Q.COMPUTED, q] >= known_tokens(requests, q)
 
 
 @inner
 def somebody_goes_on(requests, s, lists):
     """Whether the scheduled pass lets a request produce a token or end."""
-    if s[FRONT] > 0 or s[REJECTED_HEAD] >= 0 or s[SETTLED] > 0:
+    if s[R.FRONT] > 0 or s[R.REJECTED_HEAD] >= 0 or s[R.SETTLED] > 0:
         return True
     ready = np.int64(0)
-    for i in range(s[RUNNING]):
-        ready += np.int64(is_ready(requests, np.int64(lists[s[RUN_OFFSET] + i])))
+    for i in range(s[R.RUNNING]):
+        ready += np.int64(is_ready(requests, np.int64(lists[s[R.RUN_OFFSET] + i])))
     return ready > 0
 
 
@@ -555,34 +491,34 @@ def somebody_goes_on(requests, s, lists):
 def fail_overcommitted(requests, pools, w, s, lists, now):
     """Fail the empty prompt that came in last, past the gate, when there are not enough blocks for
     all: it gives back its own. All running requests are explicit."""
-    start = s[RUN_OFFSET]
-    at = start + s[RUNNING] - 1
-    while at >= start and requests.state[ISL, lists[at]] > 0:
+    start = s[R.RUN_OFFSET]
+    at = start + s[R.RUNNING] - 1
+    while at >= start and requests.state[Q.ISL, lists[at]] > 0:
         at -= 1
     if at < start:
         return
     q = np.int64(lists[at])
-    for i in range(at + 1, start + s[RUNNING]):
+    for i in range(at + 1, start + s[R.RUNNING]):
         lists[i - 1] = lists[i]
-    s[RUNNING] -= 1
-    s[STRAINED] = 0
+    s[R.RUNNING] -= 1
+    s[R.STRAINED] = 0
     undo_work(requests, s, q)
     give_back(requests, pools, s, q)
-    settle(requests, w, s, q, FAILED, KV_CAPACITY_EXHAUSTED, now)
+    settle(requests, w, s, q, S.FAILED, S.KV_CAPACITY_EXHAUSTED, now)
 
 
 @inner
 def settle_overcommitment(requests, pools, w, s, lists, now, defer):
     """Empty prompts come in whatever blocks are left. Where admission reserves blocks, running
     requests may then wait for each other; elsewhere they may preempt each other for ever."""
-    waits = s[RESERVES_OUTPUT] != 0 and s[RUNNING] > 0 and s[BUDGET] == s[TOKEN_BUDGET]
-    if not waits and s[PREEMPTED_ANY] == 0 and s[STRAINED] == 0:
+    waits = s[R.RESERVES_OUTPUT] != 0 and s[R.RUNNING] > 0 and s[R.BUDGET] == s[R.TOKEN_BUDGET]
+    if not waits and s[R.PREEMPTED_ANY] == 0 and s[R.STRAINED] == 0:
         return
     if somebody_goes_on(requests, s, lists):
-        s[STRAINED] = 0
+        s[R.STRAINED] = 0
         return
-    s[STRAINED] += s[PREEMPTED_ANY]
-    if s[STRAINED] > STRAINED_LIMIT or (waits and not defer):
+    s[R.STRAINED] += s[R.PREEMPTED_ANY]
+    if s[R.STRAINED] > STRAINED_LIMIT or (waits and not defer):
         fail_overcommitted(requests, pools, w, s, lists, now)
 
 
@@ -590,13 +526,13 @@ def settle_overcommitment(requests, pools, w, s, lists, now, defer):
 def fail_empty_prompt(requests, w, s, now):
     """Reserved blocks in its way, an empty prompt preempts all others and still cannot run: fail
     the first one that waits."""
-    q = s[READY_HEAD]
-    while q >= 0 and requests.state[ISL, q] > 0:
-        q = np.int64(requests.state[NEXT, q])
-    s[STRAINED] = 0
+    q = s[R.READY_HEAD]
+    while q >= 0 and requests.state[Q.ISL, q] > 0:
+        q = np.int64(requests.state[Q.NEXT, q])
+    s[R.STRAINED] = 0
     if q >= 0:
         leave_queue(requests, s, q)
-        settle(requests, w, s, q, FAILED, KV_CAPACITY_EXHAUSTED, now)
+        settle(requests, w, s, q, S.FAILED, S.KV_CAPACITY_EXHAUSTED, now)
 
 
 # --- work summary and price -----------------------------------------------------------------------
@@ -605,19 +541,19 @@ def price(requests, s, f, lists, start):
     """End of the scheduled pass that begins at `start`, or a negative number for a bad price."""
     state = requests.state
     end = start
-    if s[PREFILLS] > 0:
-        duration = prefill_ms(s, f, s[PREFILLS], s[PREFILL_ISL], s[PREFILL_PREFIX])
+    if s[R.PREFILLS] > 0:
+        duration = prefill_ms(s, f, s[R.PREFILLS], s[R.PREFILL_ISL], s[R.PREFILL_PREFIX])
         if duration < 0.0:
             return -1.0
         end += duration
-    batch = s[FRONT]
-    context = s[FRONT_CONTEXT]
-    for i in range(s[FRONT], s[RUNNING]):
-        q = np.int64(lists[s[RUN_OFFSET] + i])
-        if not is_ready(requests, q) or state[GENERATED, q] >= state[LIMIT, q]:
+    batch = s[R.FRONT]
+    context = s[R.FRONT_CONTEXT]
+    for i in range(s[R.FRONT], s[R.RUNNING]):
+        q = np.int64(lists[s[R.RUN_OFFSET] + i])
+        if not is_ready(requests, q) or state[Q.GENERATED, q] >= state[Q.LIMIT, q]:
             continue
         # The first token comes out of the pass that finishes the prompt, free of charge.
-        if state[GENERATED, q] > 0 or state[PASS_PROMPT, q] == 0:
+        if state[Q.GENERATED, q] > 0 or state[Q.PASS_PROMPT, q] == 0:
             batch += 1
             context += known_tokens(requests, q)
     if batch > 0:
@@ -633,43 +569,43 @@ def price(requests, s, f, lists, start):
 def finish(requests, pools, w, s, q, end):
     """An explicit request has produced what the rank asks of it: complete it and release its
     blocks; a prefill rank keeps them, and what admission reserved for the output is free."""
-    if s[ROLE] != SOURCE:
-        s[CAPACITY_VERSION] += 1
+    if s[R.ROLE] != R.SOURCE:
+        s[R.CAPACITY_VERSION] += 1
         give_back(requests, pools, s, q)
         complete(requests, w, s, q, end)
         return
-    if s[RESERVES_OUTPUT] != 0:
-        computed = np.int64(requests.state[COMPUTED, q])
-        s[RESERVED] -= footprint(requests, s, q) - blocks_of(computed, s[BLOCK_SIZE])
+    if s[R.RESERVES_OUTPUT] != 0:
+        computed = np.int64(requests.state[Q.COMPUTED, q])
+        s[R.RESERVED] -= footprint(requests, s, q) - blocks_of(computed, s[R.BLOCK_SIZE])
     hold(requests, w, s, q)
 
 
 @inner
 def finish_without_output(requests, pools, w, s, lists, end):
     """Complete the ready requests that have nothing to produce; they leave before all others."""
-    start = s[RUN_OFFSET]
-    kept = s[FRONT]
-    for i in range(s[FRONT], s[RUNNING]):
+    start = s[R.RUN_OFFSET]
+    kept = s[R.FRONT]
+    for i in range(s[R.FRONT], s[R.RUNNING]):
         q = np.int64(lists[start + i])
-        if requests.state[LIMIT, q] == 0 and is_ready(requests, q):
-            requests.state[PASS_TOKENS, q] = 0
-            requests.state[PASS_PROMPT, q] = 0
+        if requests.state[Q.LIMIT, q] == 0 and is_ready(requests, q):
+            requests.state[Q.PASS_TOKENS, q] = 0
+            requests.state[Q.PASS_PROMPT, q] = 0
             finish(requests, pools, w, s, q, end)
         else:
             lists[start + kept] = q
             kept += 1
-    s[RUNNING] = kept
+    s[R.RUNNING] = kept
 
 
 @inner
 def finish_front(requests, pools, w, s, lists, end):
     """Complete the front members whose last token came at `end`."""
-    start = s[RUN_OFFSET]
-    for i in range(start, start + s[FRONT]):
+    start = s[R.RUN_OFFSET]
+    for i in range(start, start + s[R.FRONT]):
         q = np.int64(lists[i])
-        if requests.state[FINISH, q] <= s[TICK]:
+        if requests.state[Q.FINISH, q] <= s[R.TICK]:
             leave(requests, pools, s, lists, q)
-            requests.time[LAST_TOKEN, q] = end
+            requests.time[Q.LAST_TOKEN, q] = end
             finish(requests, pools, w, s, q, end)
             lists[i] = NONE
     close_gaps(requests, s, lists)
@@ -679,34 +615,34 @@ def finish_front(requests, pools, w, s, lists, end):
 def emit_explicit(requests, pools, times, scratch, w, s, lists, end):
     """Tokens of the explicit requests, in order; who has more to produce joins the front."""
     state = requests.state
-    start = s[RUN_OFFSET]
-    kept = s[FRONT]
-    for i in range(s[FRONT], s[RUNNING]):
+    start = s[R.RUN_OFFSET]
+    kept = s[R.FRONT]
+    for i in range(s[R.FRONT], s[R.RUNNING]):
         q = np.int64(lists[start + i])
-        state[PASS_TOKENS, q] = 0
-        state[PASS_PROMPT, q] = 0
+        state[Q.PASS_TOKENS, q] = 0
+        state[Q.PASS_PROMPT, q] = 0
         emitted = is_ready(requests, q)
         if emitted:
             emit_token(requests, times, scratch, s, q, end)
-            if state[GENERATED, q] == state[LIMIT, q]:
+            if state[Q.GENERATED, q] == state[Q.LIMIT, q]:
                 finish(requests, pools, w, s, q, end)
                 continue
         lists[start + kept] = q
         kept += 1
-        if emitted and kept == s[FRONT] + 1 and state[LONER, q] == 0:
+        if emitted and kept == s[R.FRONT] + 1 and state[Q.LONER, q] == 0:
             join_front(requests, s, lists, q)
-    s[RUNNING] = kept
+    s[R.RUNNING] = kept
 
 
 @inner
 def tokens_to_emit(requests, s, lists):
     """Visible tokens that the pass in flight emits at its end."""
-    if s[ROLE] == SOURCE:
+    if s[R.ROLE] == R.SOURCE:
         return np.int64(0)
-    tokens = s[FRONT]
-    for i in range(s[FRONT], s[RUNNING]):
-        q = np.int64(lists[s[RUN_OFFSET] + i])
-        tokens += np.int64(requests.state[LIMIT, q] > 0 and is_ready(requests, q))
+    tokens = s[R.FRONT]
+    for i in range(s[R.FRONT], s[R.RUNNING]):
+        q = np.int64(lists[s[R.RUN_OFFSET] + i])
+        tokens += np.int64(requests.state[Q.LIMIT, q] > 0 and is_ready(requests, q))
     return tokens
 
 
@@ -715,17 +651,17 @@ def apply(requests, pools, times, scratch, w, s, f, lists, start, end):
     """Step 4 of a pass: tokens, completions, rejections at its end, and the KV events of what was
     scheduled at its start. Returns held blocks x ms."""
     mark_pass_end(pools.events, s, end)
-    if s[FRONT] > 0:
-        count_gap(times, scratch, end - start, s[FRONT_COUNTED])
+    if s[R.FRONT] > 0:
+        count_gap(times, scratch, end - start, s[R.FRONT_COUNTED])
         mark_second_tokens(requests, s, lists, end)
-    held = np.float64(s[NUM_BLOCKS] - s[FREE] - s[IDLE]) * (end - start)
+    held = np.float64(s[R.NUM_BLOCKS] - s[R.FREE] - s[R.IDLE]) * (end - start)
     advance_front(s, np.int64(1))
-    if s[RUNNING] > s[FRONT]:
+    if s[R.RUNNING] > s[R.FRONT]:
         finish_without_output(requests, pools, w, s, lists, end)
-    if s[TICK] >= s[NEXT_FINISH]:
+    if s[R.TICK] >= s[R.NEXT_FINISH]:
         finish_front(requests, pools, w, s, lists, end)
-    s[FRONT_JOINED] = s[FRONT]
+    s[R.FRONT_JOINED] = s[R.FRONT]
     emit_explicit(requests, pools, times, scratch, w, s, lists, end)
     end_rejected(requests, w, s, end)
-    s[COMMITTED_PREFILL] += s[PREFILL_TOKENS]
+    s[R.COMMITTED_PREFILL] += s[R.PREFILL_TOKENS]
     return held

@@ -16,35 +16,10 @@ from vecsim.kernels.cache.block_pool import blocks_of, find_prefix
 from vecsim.kernels.compile.jit import inner
 from vecsim.kernels.sched.decode_batch import known_tokens
 from vecsim.kernels.sched.waiting_queue import queue_head
-from vecsim.kernels.state.layout import (
-    ACTIVATED,
-    BLOCK_SIZE,
-    BUDGET,
-    CHUNKED_PREFILL,
-    COMPUTED,
-    DESTINATION,
-    FREE,
-    FRESH,
-    GENERATED,
-    IDLE,
-    ISL,
-    KEEPS_WHOLE_HIT,
-    LIMIT,
-    MAX_MODEL_LEN,
-    NEXT,
-    NONE,
-    NUM_BLOCKS,
-    ORDER,
-    PREEMPTED_COUNT,
-    PROMPT_EXCEEDS_KV_CAPACITY,
-    PROMPT_EXCEEDS_MAX_MODEL_LEN,
-    QUEUE_HEAD,
-    READY_HEAD,
-    READY_TAIL,
-    RESERVED,
-    RESERVES_OUTPUT,
-    ROLE,
-)
+from vecsim.kernels.state import rank as R
+from vecsim.kernels.state import request as Q
+from vecsim.kernels.state import status as S
+from vecsim.kernels.state.codes import NONE
 
 
 # --- the list -------------------------------------------------------------------------------------
@@ -52,40 +27,40 @@ from vecsim.kernels.state.layout import (
 def next_candidate(requests, s, now):
     """The waiting request that is looked at next, or NONE."""
     q = queue_head(requests, s, now)
-    if s[ROLE] == DESTINATION and s[QUEUE_HEAD] >= 0:
-        while q >= 0 and requests.state[COMPUTED, q] < requests.state[ISL, q]:
-            q = np.int64(requests.state[NEXT, q])
+    if s[R.ROLE] == R.DESTINATION and s[R.QUEUE_HEAD] >= 0:
+        while q >= 0 and requests.state[Q.COMPUTED, q] < requests.state[Q.ISL, q]:
+            q = np.int64(requests.state[Q.NEXT, q])
     return q
 
 
 @inner
 def is_prebuilt(requests, s, q):
     """Whether the waiting `q` was activated and never preempted: nothing has to be computed."""
-    return s[ROLE] == DESTINATION and requests.state[FRESH, q] != 0
+    return s[R.ROLE] == R.DESTINATION and requests.state[Q.FRESH, q] != 0
 
 
 @inner
 def leave_queue(requests, s, q):
     """Take a request that was looked at off the waiting list."""
     state = requests.state
-    if q == s[QUEUE_HEAD]:
-        s[QUEUE_HEAD] = np.int64(state[NEXT, q])
+    if q == s[R.QUEUE_HEAD]:
+        s[R.QUEUE_HEAD] = np.int64(state[Q.NEXT, q])
         return
     before = NONE
-    other = s[READY_HEAD]
+    other = s[R.READY_HEAD]
     while other != q:
         before = other
-        other = np.int64(state[NEXT, other])
-    following = np.int64(state[NEXT, q])
+        other = np.int64(state[Q.NEXT, other])
+    following = np.int64(state[Q.NEXT, q])
     if before < 0:
-        s[READY_HEAD] = following
+        s[R.READY_HEAD] = following
     else:
-        state[NEXT, before] = following
+        state[Q.NEXT, before] = following
     if following < 0:
-        s[READY_TAIL] = before
-    s[PREEMPTED_COUNT] -= 1
-    if s[ROLE] == DESTINATION:
-        s[ACTIVATED] -= np.int64(state[FRESH, q])
+        s[R.READY_TAIL] = before
+    s[R.PREEMPTED_COUNT] -= 1
+    if s[R.ROLE] == R.DESTINATION:
+        s[R.ACTIVATED] -= np.int64(state[Q.FRESH, q])
 
 
 @inner
@@ -93,23 +68,23 @@ def queue_activated(requests, s, q):
     """Enter an activated request before the first one that asked for its blocks later."""
     state = requests.state
     before = NONE
-    following = s[READY_HEAD]
-    in_order = s[ACTIVATED] == s[PREEMPTED_COUNT]
-    if following >= 0 and in_order and state[ORDER, s[READY_TAIL]] < state[ORDER, q]:
-        before = s[READY_TAIL]
+    following = s[R.READY_HEAD]
+    in_order = s[R.ACTIVATED] == s[R.PREEMPTED_COUNT]
+    if following >= 0 and in_order and state[Q.ORDER, s[R.READY_TAIL]] < state[Q.ORDER, q]:
+        before = s[R.READY_TAIL]
         following = NONE
-    while following >= 0 and state[ORDER, following] < state[ORDER, q]:
+    while following >= 0 and state[Q.ORDER, following] < state[Q.ORDER, q]:
         before = following
-        following = np.int64(state[NEXT, following])
-    state[NEXT, q] = following
+        following = np.int64(state[Q.NEXT, following])
+    state[Q.NEXT, q] = following
     if before < 0:
-        s[READY_HEAD] = q
+        s[R.READY_HEAD] = q
     else:
-        state[NEXT, before] = q
+        state[Q.NEXT, before] = q
     if following < 0:
-        s[READY_TAIL] = q
-    s[PREEMPTED_COUNT] += 1
-    s[ACTIVATED] += 1
+        s[R.READY_TAIL] = q
+    s[R.PREEMPTED_COUNT] += 1
+    s[R.ACTIVATED] += 1
 
 
 # --- admission ------------------------------------------------------------------------------------
@@ -117,23 +92,23 @@ def queue_activated(requests, s, q):
 def footprint(requests, s, q):
     """Blocks that a request must be able to own for its admission."""
     state = requests.state
-    tokens = np.int64(state[ISL, q])
-    if s[RESERVES_OUTPUT] != 0:
-        tokens += state[LIMIT, q]
+    tokens = np.int64(state[Q.ISL, q])
+    if s[R.RESERVES_OUTPUT] != 0:
+        tokens += state[Q.LIMIT, q]
     else:
-        tokens += state[GENERATED, q]
-    return blocks_of(tokens, s[BLOCK_SIZE])
+        tokens += state[Q.GENERATED, q]
+    return blocks_of(tokens, s[R.BLOCK_SIZE])
 
 
 @inner
 def rejection(requests, s, q):
     """Reason to reject the queue head, or 0. A preempted request is never rejected."""
-    if requests.state[FRESH, q] == 0:
+    if requests.state[Q.FRESH, q] == 0:
         return np.int64(0)
-    if requests.state[ISL, q] >= s[MAX_MODEL_LEN]:
-        return PROMPT_EXCEEDS_MAX_MODEL_LEN
-    if footprint(requests, s, q) > s[NUM_BLOCKS]:
-        return PROMPT_EXCEEDS_KV_CAPACITY
+    if requests.state[Q.ISL, q] >= s[R.MAX_MODEL_LEN]:
+        return S.PROMPT_EXCEEDS_MAX_MODEL_LEN
+    if footprint(requests, s, q) > s[R.NUM_BLOCKS]:
+        return S.PROMPT_EXCEEDS_KV_CAPACITY
     return np.int64(0)
 
 
@@ -141,13 +116,13 @@ def rejection(requests, s, q):
 def reusable_blocks(requests, pools, s, q, known):
     """(hits, active) of a request with `known` tokens. vLLM always computes one token at least, and
     looks nothing up for an empty prompt."""
-    computes_all = s[KEEPS_WHOLE_HIT] == 0 or s[ROLE] == DESTINATION
-    if requests.state[ISL, q] == 0 and computes_all:
+    computes_all = s[R.KEEPS_WHOLE_HIT] == 0 or s[R.ROLE] == R.DESTINATION
+    if requests.state[Q.ISL, q] == 0 and computes_all:
         return np.int64(0), np.int64(0)
-    if requests.state[LIMIT, q] > 0 and s[KEEPS_WHOLE_HIT] == 0:
-        most = max(known - 1, np.int64(0)) // s[BLOCK_SIZE]
+    if requests.state[Q.LIMIT, q] > 0 and s[R.KEEPS_WHOLE_HIT] == 0:
+        most = max(known - 1, np.int64(0)) // s[R.BLOCK_SIZE]
     else:
-        most = known // s[BLOCK_SIZE]
+        most = known // s[R.BLOCK_SIZE]
     return find_prefix(requests, pools, s, q, most)
 
 
@@ -155,7 +130,9 @@ def reusable_blocks(requests, pools, s, q, known):
 def gate_is_shut(requests, s, q, active):
     """Whether the footprint, less what others hold already, exceeds the blocks nobody counts on.
     Those are none where empty prompts took more than was left."""
-    return footprint(requests, s, q) - active > max(s[FREE] + s[IDLE] - s[RESERVED], np.int64(0))
+    return footprint(requests, s, q) - active > max(
+        s[R.FREE] + s[R.IDLE] - s[R.RESERVED], np.int64(0)
+    )
 
 
 @inner
@@ -165,21 +142,21 @@ def passes_the_gate(requests, s, q, hits, active, defer):
     The reference waves an empty prompt through, whatever it generated before a preemption, and
     preempts for it. One that outgrew the pool would be admitted and preempted for ever: it waits.
     """
-    if requests.state[ISL, q] == 0:
-        return footprint(requests, s, q) <= s[NUM_BLOCKS]
+    if requests.state[Q.ISL, q] == 0:
+        return footprint(requests, s, q) <= s[R.NUM_BLOCKS]
     if gate_is_shut(requests, s, q, active):
         return False
     known = known_tokens(requests, q)
-    return not (defer and known - hits * s[BLOCK_SIZE] > 1)
+    return not (defer and known - hits * s[R.BLOCK_SIZE] > 1)
 
 
 @inner
 def tokens_to_admit(requests, s, q, known, cached):
     """Tokens that the queue head computes on admission, or NONE when the budget blocks it."""
-    prompt_left = np.int64(requests.state[ISL, q]) - cached
-    if s[CHUNKED_PREFILL] == 0 and prompt_left > 0 and prompt_left > s[BUDGET]:
+    prompt_left = np.int64(requests.state[Q.ISL, q]) - cached
+    if s[R.CHUNKED_PREFILL] == 0 and prompt_left > 0 and prompt_left > s[R.BUDGET]:
         return NONE
-    tokens = min(known - cached, s[BUDGET])
+    tokens = min(known - cached, s[R.BUDGET])
     if tokens == 0 and known > cached:
         return NONE
     return tokens
@@ -193,4 +170,4 @@ def can_admit(requests, pools, s, q, defer):
     hits, active = reusable_blocks(requests, pools, s, q, known)
     if not passes_the_gate(requests, s, q, hits, active, defer):
         return hits, NONE
-    return hits, tokens_to_admit(requests, s, q, known, hits * s[BLOCK_SIZE])
+    return hits, tokens_to_admit(requests, s, q, known, hits * s[R.BLOCK_SIZE])

@@ -33,41 +33,19 @@ from vecsim.kernels.sched.vllm_transfer import (
     try_in_vain,
 )
 from vecsim.kernels.sched.waiting_queue import has_work, queue_head
-from vecsim.kernels.state.layout import (
-    ARRIVAL,
-    BUDGET,
-    CAPACITY_BOUND,
-    DESTINATION,
-    EVICT_BELADY,
-    EVICTION_POLICY,
-    FREE,
-    FRONT,
-    FRONT_JOINED,
-    GROWN,
-    HELD,
-    IDLE,
-    MAX_NUM_SEQS,
-    NEXT_FINISH,
-    PREFILL_SCHEDULE_INTERVAL,
-    PROMISED,
-    QUEUE_HEAD,
-    ROLE,
-    RUNNING,
-    SCHEDULER_ID,
-    STEP,
-    TICK,
-    TOKEN_BUDGET,
-)
+from vecsim.kernels.state import rank as R
+from vecsim.kernels.state import request as Q
+from vecsim.kernels.state import worker as W
 
 
 @inner
 def head_keeps_waiting(requests, pools, s, q):
     """Whether the queue head stays where it is as long as nobody leaves the front."""
-    if s[RUNNING] >= s[MAX_NUM_SEQS]:
+    if s[R.RUNNING] >= s[R.MAX_NUM_SEQS]:
         return True
     if is_prebuilt(requests, s, q) or rejection(requests, s, q) > 0:
         return False
-    s[BUDGET] = s[TOKEN_BUDGET] - s[FRONT]
+    s[R.BUDGET] = s[R.TOKEN_BUDGET] - s[R.FRONT]
     _, tokens = can_admit(requests, pools, s, q, np.bool_(False))
     return tokens < 0
 
@@ -75,43 +53,43 @@ def head_keeps_waiting(requests, pools, s, q):
 @inner
 def steady_passes(requests, pools, w, s, f, lists, now):
     """Passes that the rank can make as pure decodes of its front; 0 when it is not steady."""
-    if s[FRONT] == 0 or s[RUNNING] != s[FRONT] or s[FRONT] > s[TOKEN_BUDGET]:
+    if s[R.FRONT] == 0 or s[R.RUNNING] != s[R.FRONT] or s[R.FRONT] > s[R.TOKEN_BUDGET]:
         return np.int64(0)
     q = next_candidate(requests, s, now)
     if q >= 0 and not head_keeps_waiting(requests, pools, s, q):
         return np.int64(0)
-    blocks = s[FREE]
-    if s[EVICTION_POLICY] != EVICT_BELADY:
+    blocks = s[R.FREE]
+    if s[R.EVICTION_POLICY] != R.EVICT_BELADY:
         # Belady's victim depends on what other workers admit meanwhile.
-        blocks += s[IDLE]
-    return passes_within(s, lists, blocks, s[NEXT_FINISH] - s[TICK])
+        blocks += s[R.IDLE]
+    return passes_within(s, lists, blocks, s[R.NEXT_FINISH] - s[R.TICK])
 
 
 @inner
 def notices(requests, s, now):
     """Whether an arrival now would change what the rank does next."""
-    has_slot = s[RUNNING] < s[MAX_NUM_SEQS] or s[PREFILL_SCHEDULE_INTERVAL] > 1
+    has_slot = s[R.RUNNING] < s[R.MAX_NUM_SEQS] or s[R.PREFILL_SCHEDULE_INTERVAL] > 1
     return has_slot and queue_head(requests, s, now) < 0
 
 
 @inner
 def defers(requests, w, s, f, lists, now, dp_size):
     """Whether the pass about to start puts off prefills."""
-    return dp_size > 1 and is_deferring(requests, s, lists, w[STEP])
+    return dp_size > 1 and is_deferring(requests, s, lists, w[W.STEP])
 
 
 @inner
 def apply_run(requests, pools, w, s, f, lists, passes, start, end):
     """Enter a walked decode run of `passes` passes into blocks and requests."""
-    grow_running(requests, pools, s, s[GROWN])
-    interval = s[PREFILL_SCHEDULE_INTERVAL]
-    to_next_admission = (interval - w[STEP] % interval) % interval
-    if s[CAPACITY_BOUND] != 0 or to_next_admission < passes:
-        s[CAPACITY_BOUND] = np.int64(queue_head(requests, s, start) >= 0)
+    grow_running(requests, pools, s, s[R.GROWN])
+    interval = s[R.PREFILL_SCHEDULE_INTERVAL]
+    to_next_admission = (interval - w[W.STEP] % interval) % interval
+    if s[R.CAPACITY_BOUND] != 0 or to_next_admission < passes:
+        s[R.CAPACITY_BOUND] = np.int64(queue_head(requests, s, start) >= 0)
     advance_front(s, passes)
-    if s[TICK] >= s[NEXT_FINISH]:
+    if s[R.TICK] >= s[R.NEXT_FINISH]:
         finish_front(requests, pools, w, s, lists, end)
-    s[FRONT_JOINED] = s[FRONT]
+    s[R.FRONT_JOINED] = s[R.FRONT]
 
 
 @inner
@@ -122,30 +100,30 @@ def log_run(requests, pools, s, lists, ends, done, count, start):
     GROWN are those of a run that is not observed.
     """
     taken = pools.events.ranks[TAKEN]
-    rank = s[SCHEDULER_ID]
+    rank = s[R.SCHEDULER_ID]
     if done == 0:
         taken[rank] = 0
-    s[FREE] -= taken[rank]
+    s[R.FREE] -= taken[rank]
     for k in range(count):
-        taken[rank] += step_front(requests, pools, s, lists, s[TICK] + done + k)
+        taken[rank] += step_front(requests, pools, s, lists, s[R.TICK] + done + k)
         mark_visible(pools.events, s, ends[k], AT_PASS_END)
-    s[FREE] += taken[rank]
+    s[R.FREE] += taken[rank]
 
 
 @inner
 def close_group(ranks, requests, w, first, dp_size, passes, start, end):
     """Count the group's passes; an idle worker that owns nothing counts from zero again."""
-    w[STEP] += passes
+    w[W.STEP] += passes
     if dp_size == 1:
         return
     for r in range(first, first + dp_size):
         s = ranks.fields[r]
-        if has_work(requests, s, start) or s[HELD] + s[PROMISED] > 0:
+        if has_work(requests, s, start) or s[R.HELD] + s[R.PROMISED] > 0:
             return
-        q = s[QUEUE_HEAD]
-        if q >= 0 and (requests.time[ARRIVAL, q] < end or s[ROLE] == DESTINATION):
+        q = s[R.QUEUE_HEAD]
+        if q >= 0 and (requests.time[Q.ARRIVAL, q] < end or s[R.ROLE] == R.DESTINATION):
             return
-    w[STEP] = 0
+    w[W.STEP] = 0
 
 
 @inner

@@ -23,25 +23,10 @@ from vecsim.kernels.cache.content import place_blocks
 from vecsim.kernels.cache.kv_events import AT_ACTIVATE, AT_RELEASE, AT_RESERVE, mark_visible
 from vecsim.kernels.compile.jit import inner
 from vecsim.kernels.sched.vllm_queue import footprint, gate_is_shut, leave_queue, queue_activated
-from vecsim.kernels.state.layout import (
-    BLOCK_SIZE,
-    COMPUTED,
-    FREE,
-    HELD,
-    HITS,
-    IDLE,
-    ISL,
-    MAX_MODEL_LEN,
-    MAX_NUM_SEQS,
-    NONE,
-    NUM_BLOCKS,
-    OWN_TAIL,
-    PROMPT_EXCEEDS_KV_CAPACITY,
-    PROMPT_EXCEEDS_MAX_MODEL_LEN,
-    RESERVED,
-    RESERVES_OUTPUT,
-    RUNNING,
-)
+from vecsim.kernels.state import rank as R
+from vecsim.kernels.state import request as Q
+from vecsim.kernels.state import status as S
+from vecsim.kernels.state.codes import NONE
 
 
 @inner
@@ -60,10 +45,10 @@ def place(requests, pools, content, s, q, rank):
 @inner
 def refusal(requests, s, q):
     """Reason why the destination can never hold the prompt, or 0."""
-    if requests.state[ISL, q] >= s[MAX_MODEL_LEN]:
-        return PROMPT_EXCEEDS_MAX_MODEL_LEN
-    if footprint(requests, s, q) > s[NUM_BLOCKS]:
-        return PROMPT_EXCEEDS_KV_CAPACITY
+    if requests.state[Q.ISL, q] >= s[R.MAX_MODEL_LEN]:
+        return S.PROMPT_EXCEEDS_MAX_MODEL_LEN
+    if footprint(requests, s, q) > s[R.NUM_BLOCKS]:
+        return S.PROMPT_EXCEEDS_KV_CAPACITY
     return np.int64(0)
 
 
@@ -74,21 +59,21 @@ def reserve(requests, pools, s, q, now):
     Blocks of prompts that are there are shared; TensorRT-LLM shares none, and counts on the output.
     """
     state = requests.state
-    if s[RUNNING] >= s[MAX_NUM_SEQS]:
+    if s[R.RUNNING] >= s[R.MAX_NUM_SEQS]:
         return NONE
-    prompt = np.int64(state[ISL, q])
-    need = blocks_of(prompt, s[BLOCK_SIZE])
+    prompt = np.int64(state[Q.ISL, q])
+    need = blocks_of(prompt, s[R.BLOCK_SIZE])
     hits = np.int64(0)
-    if s[RESERVES_OUTPUT] != 0:
+    if s[R.RESERVES_OUTPUT] != 0:
         if gate_is_shut(requests, s, q, np.int64(0)):
             return NONE
-        s[RESERVED] += footprint(requests, s, q) - need
-        state[HITS, q] = 0
-        state[OWN_TAIL, q] = NONE
+        s[R.RESERVED] += footprint(requests, s, q) - need
+        state[Q.HITS, q] = 0
+        state[Q.OWN_TAIL, q] = NONE
     else:
-        hits, active = find_prefix(requests, pools, s, q, prompt // s[BLOCK_SIZE])
+        hits, active = find_prefix(requests, pools, s, q, prompt // s[R.BLOCK_SIZE])
         need -= hits
-        if need > s[FREE] + s[IDLE] - (hits - active):
+        if need > s[R.FREE] + s[R.IDLE] - (hits - active):
             return NONE
         reference_prefix(requests, pools, s, q, hits)
     take_blocks(requests, pools, s, need)
@@ -100,9 +85,9 @@ def reserve(requests, pools, s, q, now):
 def activate(requests, pools, s, q, now):
     """The prompt has arrived: its blocks can be found, and it waits to be decoded."""
     state = requests.state
-    prompt = np.int64(state[ISL, q])
-    publish(requests, pools, s, q, np.int64(state[HITS, q]), prompt // s[BLOCK_SIZE])
-    state[COMPUTED, q] = prompt
+    prompt = np.int64(state[Q.ISL, q])
+    publish(requests, pools, s, q, np.int64(state[Q.HITS, q]), prompt // s[R.BLOCK_SIZE])
+    state[Q.COMPUTED, q] = prompt
     queue_activated(requests, s, q)
     mark_command(pools.events, s, now, AT_ACTIVATE)
 
@@ -110,9 +95,9 @@ def activate(requests, pools, s, q, now):
 @inner
 def release_held(requests, pools, s, q, now):
     """Give the blocks of a held request back, because it was activated or canceled."""
-    s[HELD] -= 1
-    release(requests, pools, s, q, np.int64(requests.state[COMPUTED, q]))
-    requests.state[COMPUTED, q] = 0
+    s[R.HELD] -= 1
+    release(requests, pools, s, q, np.int64(requests.state[Q.COMPUTED, q]))
+    requests.state[Q.COMPUTED, q] = 0
     mark_command(pools.events, s, now, AT_RELEASE)
 
 
@@ -121,9 +106,9 @@ def fail_waiting(requests, pools, s, q, now):
     """Take a blocked request, the first of the waiting list of its rank, off it, with its
     blocks."""
     leave_queue(requests, s, q)
-    computed = np.int64(requests.state[COMPUTED, q])
-    if s[RESERVES_OUTPUT] != 0 and computed > 0:
-        s[RESERVED] -= footprint(requests, s, q) - blocks_of(computed, s[BLOCK_SIZE])
+    computed = np.int64(requests.state[Q.COMPUTED, q])
+    if s[R.RESERVES_OUTPUT] != 0 and computed > 0:
+        s[R.RESERVED] -= footprint(requests, s, q) - blocks_of(computed, s[R.BLOCK_SIZE])
     release(requests, pools, s, q, computed)
 
 

@@ -8,16 +8,18 @@ seen (see sglang_queue.py).
 from __future__ import annotations
 
 from vecsim.kernels.compile.jit import inner
-from vecsim.kernels.state.layout import ARRIVAL, NONE, QUEUE_HEAD, READY_HEAD, RUNNING
+from vecsim.kernels.state import rank as R
+from vecsim.kernels.state import request as Q
+from vecsim.kernels.state.codes import NONE
 
 
 @inner
 def queue_head(requests, s, now):
     """Request that is served next, as far as known at `now`, or NONE."""
-    if s[READY_HEAD] >= 0:
-        return s[READY_HEAD]
-    q = s[QUEUE_HEAD]
-    if q >= 0 and requests.time[ARRIVAL, q] <= now:
+    if s[R.READY_HEAD] >= 0:
+        return s[R.READY_HEAD]
+    q = s[R.QUEUE_HEAD]
+    if q >= 0 and requests.time[Q.ARRIVAL, q] <= now:
         return q
     return NONE
 
@@ -25,4 +27,4 @@ def queue_head(requests, s, now):
 @inner
 def has_work(requests, s, now):
     """Whether a pass of this rank starting at `now` has anybody to look at."""
-    return s[RUNNING] > 0 or queue_head(requests, s, now) >= 0
+    return s[R.RUNNING] > 0 or queue_head(requests, s, now) >= 0

@@ -6,7 +6,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vecsim.kernels.state.layout import Forest, Pools, Ranks, Requests, Scratch, Workers
+from vecsim.kernels.state.pools import Forest, Pools
+from vecsim.kernels.state.rank import Ranks
+from vecsim.kernels.state.request import Requests
+from vecsim.kernels.state.worker import Scratch, Workers
 
 # --- rows of `Clock.state` ------------------------------------------------------------------------
 (

@@ -16,23 +16,8 @@ from numba.extending import intrinsic
 
 from vecsim.kernels.compile.callback import c_caller
 from vecsim.kernels.compile.jit import DISABLED, inner
-from vecsim.kernels.state.layout import (
-    CAPACITY_TOKENS,
-    COUNTING,
-    DECODE_FUNCTION,
-    DECODE_MODEL,
-    DECODE_RATIO,
-    DURATIONS,
-    FIXED_DECODE_MS,
-    FIXED_PREFILL_MS,
-    MODEL_CUSTOM,
-    MODEL_FIXED,
-    PREFILL_FUNCTION,
-    PREFILL_MODEL,
-    PREFILL_RATIO,
-    PRICES,
-    RAW,
-)
+from vecsim.kernels.state import rank as R
+from vecsim.kernels.state import worker as W
 
 NEAR_TIE = np.float64(0.4999)
 """Beyond this distance from the nearest integer a float64 product may round to the wrong side."""
@@ -175,27 +160,27 @@ def prefill_ms(s, f, batch, isl_sum, prefix_sum):
     new_tokens = max(mean_isl - mean_prefix, np.int64(0))
     if new_tokens == 0:
         return 0.0
-    if s[PREFILL_MODEL] == MODEL_FIXED:
-        raw = f[FIXED_PREFILL_MS]
-    elif s[PREFILL_MODEL] == MODEL_CUSTOM:
-        raw = call_prefill(s[PREFILL_FUNCTION], batch, mean_isl, mean_prefix)
+    if s[R.PREFILL_MODEL] == R.MODEL_FIXED:
+        raw = f[R.FIXED_PREFILL_MS]
+    elif s[R.PREFILL_MODEL] == R.MODEL_CUSTOM:
+        raw = call_prefill(s[R.PREFILL_FUNCTION], batch, mean_isl, mean_prefix)
     else:
         tokens = np.float64(batch * new_tokens)
         raw = (4.209989e-07 * (tokens * tokens) + 1.518344e-02 * tokens) + 1.650142e01
-    return duration_ms(raw, f[PREFILL_RATIO])
+    return duration_ms(raw, f[R.PREFILL_RATIO])
 
 
 @inner
 def decode_ms(s, f, batch, context_sum):
     """Duration (ms) of the decode part of a pass; context_sum in tokens, before the pass."""
-    if s[DECODE_MODEL] == MODEL_FIXED:
-        raw = f[FIXED_DECODE_MS]
-    elif s[DECODE_MODEL] == MODEL_CUSTOM:
+    if s[R.DECODE_MODEL] == R.MODEL_FIXED:
+        raw = f[R.FIXED_DECODE_MS]
+    elif s[R.DECODE_MODEL] == R.MODEL_CUSTOM:
         mean = context_sum // batch
-        raw = call_decode(s[DECODE_FUNCTION], batch, context_sum, mean, s[CAPACITY_TOKENS])
+        raw = call_decode(s[R.DECODE_FUNCTION], batch, context_sum, mean, s[R.CAPACITY_TOKENS])
     else:
-        raw = polynomial_decode_ms(context_sum, s[CAPACITY_TOKENS])
-    return duration_ms(raw, f[DECODE_RATIO])
+        raw = polynomial_decode_ms(context_sum, s[R.CAPACITY_TOKENS])
+    return duration_ms(raw, f[R.DECODE_RATIO])
 
 
 @inner
@@ -205,17 +190,17 @@ def decode_series(s, f, batch, context_sum, count, chunk):
 
     The context grows by `batch` tokens a pass. Element for element equal to `decode_ms`.
     """
-    out = chunk[DURATIONS]
-    if s[DECODE_MODEL] == MODEL_FIXED:
+    out = chunk[W.DURATIONS]
+    if s[R.DECODE_MODEL] == R.MODEL_FIXED:
         one = decode_ms(s, f, batch, context_sum)
         for k in range(count):
             out[k] = max(out[k], one)
         return count if one >= 0.0 else np.int64(0)
-    raw = chunk[RAW]
+    raw = chunk[W.RAW]
     smooth = _raw_series(s, batch, context_sum, count, chunk)
-    ratio = f[DECODE_RATIO]
+    ratio = f[R.DECODE_RATIO]
     if smooth and (ratio <= 0.0 or ratio >= FASTEST_VECTOR_RATIO):
-        prices = chunk[PRICES]
+        prices = chunk[W.PRICES]
         if _round_series(raw, prices, ratio, count):
             for k in range(count):
                 out[k] = max(out[k], prices[k])
@@ -232,19 +217,19 @@ def decode_series(s, f, batch, context_sum, count, chunk):
 def _raw_series(s, batch, context_sum, count, chunk):
     """RAW of the chunk: prices before rounding. Returns whether they are all known to be usable.
     Token counts stay exact in float64."""
-    raw = chunk[RAW]
-    if s[DECODE_MODEL] == MODEL_CUSTOM:
-        record = s[DECODE_FUNCTION]
+    raw = chunk[W.RAW]
+    if s[R.DECODE_MODEL] == R.MODEL_CUSTOM:
+        record = s[R.DECODE_FUNCTION]
         if call_series(record, batch, context_sum, count, raw) != 0:
             return np.int64(1)
         for k in range(count):
             total = context_sum + k * batch
-            raw[k] = call_decode(record, batch, total, total // batch, s[CAPACITY_TOKENS])
+            raw[k] = call_decode(record, batch, total, total // batch, s[R.CAPACITY_TOKENS])
         return np.int64(0)
-    counting = chunk[COUNTING]
+    counting = chunk[W.COUNTING]
     step = np.float64(batch)
     context = np.float64(context_sum)
-    tokens = np.float64(s[CAPACITY_TOKENS])
+    tokens = np.float64(s[R.CAPACITY_TOKENS])
     for k in range(count):
         load = min((context + counting[k] * step) / tokens, 1.0)
         raw[k] = max((-25.74 * (load * load) + 54.01 * load) + 5.74, 1.0)

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from vecsim.kernels.compile.jit import entry
 from vecsim.kernels.fleet import arrivals
-from vecsim.kernels.state import layout
+from vecsim.kernels.state import status as S
+from vecsim.kernels.state.codes import NONE
 from vecsim.run.waiting import graph_arrivals
 from vecsim.workload.dependencies import Dependencies
 
@@ -130,7 +131,7 @@ def test_equals_a_sorted_list(graph, random) -> None:
         assert following(room) == (ready[0][0] if ready else np.inf)
         while (row := plain.take(now)) >= 0:
             assert take(room, now) == row
-        assert take(room, now) == layout.NONE
+        assert take(room, now) == NONE
         if not plain.in_flight and not plain.ready():
             return
         now = max(now, min([now + 1.0, *(due for due, _ in plain.ready()[:1])]))
@@ -138,5 +139,5 @@ def test_equals_a_sorted_list(graph, random) -> None:
             row = random.choice(plain.in_flight)
             completed = random.random() < 0.9
             plain.end(row, completed, now)
-            status = layout.COMPLETED if completed else layout.REJECTED
+            status = S.COMPLETED if completed else S.REJECTED
             end(room, np.int64(row), status, now)

@@ -5,7 +5,8 @@ from fractions import Fraction
 import numpy as np
 
 from vecsim.kernels.compile.jit import entry
-from vecsim.kernels.state import layout
+from vecsim.kernels.state import rank as R
+from vecsim.kernels.state import worker as W
 from vecsim.kernels.timing import durations as kernel
 
 RNG_SEED = 7
@@ -28,8 +29,8 @@ def durations(raw, ratio, out):
 @entry
 def both_ways(fields, factors, batch, context, chunk, singles):
     """A chunk of decode durations, vectorised and one by one."""
-    count = kernel.decode_series(fields, factors, batch, context, np.int64(layout.CHUNK), chunk)
-    for k in range(layout.CHUNK):
+    count = kernel.decode_series(fields, factors, batch, context, np.int64(W.CHUNK), chunk)
+    for k in range(W.CHUNK):
         singles[k] = kernel.decode_ms(fields, factors, batch, context + k * batch)
     return count
 
@@ -84,12 +85,12 @@ def test_a_series_equals_single_passes():
         (4_096, 8, 3_900, 0.0),
         (640, 3, 100, 1e-3),
     ):
-        fields = np.zeros(layout.RANK_FIELDS, np.int64)
-        fields[layout.CAPACITY_TOKENS] = capacity
-        factors = np.zeros(layout.FACTORS)
-        factors[layout.DECODE_RATIO] = ratio
-        chunk = np.zeros((layout.CHUNK_FIELDS, layout.CHUNK))
-        chunk[layout.COUNTING] = np.arange(layout.CHUNK)
-        singles = np.empty(layout.CHUNK)
-        assert both_ways(fields, factors, batch, context, chunk, singles) == layout.CHUNK
-        assert chunk[layout.DURATIONS].tolist() == singles.tolist()
+        fields = np.zeros(R.RANK_FIELDS, np.int64)
+        fields[R.CAPACITY_TOKENS] = capacity
+        factors = np.zeros(R.FACTORS)
+        factors[R.DECODE_RATIO] = ratio
+        chunk = np.zeros((W.CHUNK_FIELDS, W.CHUNK))
+        chunk[W.COUNTING] = np.arange(W.CHUNK)
+        singles = np.empty(W.CHUNK)
+        assert both_ways(fields, factors, batch, context, chunk, singles) == W.CHUNK
+        assert chunk[W.DURATIONS].tolist() == singles.tolist()

@@ -14,7 +14,7 @@ import pytest
 
 from tests.fuzz import specs
 from tests.support.specs import cache, r, rows, spec
-from vecsim.kernels.state.layout import STATUS_NAMES
+from vecsim.kernels.state import status as S
 from vecsim.run.replay import replay
 from vecsim.traces import read_trace
 from vecsim.workload.workload import Workload
@@ -55,10 +55,10 @@ def test_every_request_ends_in_one_status_and_the_counts_add_up():
         count = len(inner(payload)["requests"])
         report = result.report
         assert result.requests.height == count
-        assert sum(report[f"{status}_requests"] for status in STATUS_NAMES) == count
+        assert sum(report[f"{status}_requests"] for status in S.STATUS_NAMES) == count
         status = result.requests["terminal_status"]
         assert status.null_count() == 0
-        for name in STATUS_NAMES:
+        for name in S.STATUS_NAMES:
             assert (status == name).sum() == report[f"{name}_requests"]
         reasons = result.requests["terminal_reason"]
         for name, found in report["terminal_reasons"].items():

@@ -13,7 +13,7 @@ from tests.support.outcomes import (
     result_of,
     rows_of_case,
 )
-from vecsim.kernels.state import layout
+from vecsim.kernels.state import status as S
 from vecsim.results import metrics as metrics
 
 FILES = ("report", "vllm", "trtllm", "sglang", "runtime", "mooncake")
@@ -215,10 +215,10 @@ def test_everything_rejected_leaves_counts_and_nulls():
 
 
 def test_counts_add_up_to_the_workload():
-    rows = [{"status": name, "arrival_ms": 0.0} for name in layout.STATUS_NAMES]
+    rows = [{"status": name, "arrival_ms": 0.0} for name in S.STATUS_NAMES]
     rows[-1] = {"status": "not_arrived"}
     report = result_of(rows).report
-    counts = [report[f"{name}_requests"] for name in layout.STATUS_NAMES]
+    counts = [report[f"{name}_requests"] for name in S.STATUS_NAMES]
     assert counts == [1] * len(rows)
     assert sum(counts) == report["workload_requests"] == len(rows)
     assert report["num_requests"] == len(rows) - 1

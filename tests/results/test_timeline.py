@@ -7,7 +7,7 @@ import pytest
 from tests.fuzz import specs
 from tests.support.specs import cache, r, spec
 from vecsim.errors import InputError
-from vecsim.kernels.state import layout
+from vecsim.kernels.state import worker as W
 from vecsim.results.timeline import TIMELINE_SCHEMA
 from vecsim.run.replay import replay
 
@@ -103,4 +103,4 @@ def test_round_default_widths_and_bad_arguments():
 def test_nothing_arrived():
     result = replay(spec(r(50, 5, 1), max_sim_time_ms=10.0), timeline=True)
     assert result.timeline()["output_tokens"].sum() == 0
-    assert result.outcome.pools[0].segments.shape == (layout.SEGMENT_FIELDS, 0)
+    assert result.outcome.pools[0].segments.shape == (W.SEGMENT_FIELDS, 0)

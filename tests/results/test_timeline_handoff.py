@@ -10,7 +10,7 @@ import pytest
 
 from tests.fuzz import specs
 from tests.support.specs import r
-from vecsim.kernels.state import layout
+from vecsim.kernels.state import worker as W
 from vecsim.results.timeline import TIMELINE_SCHEMA
 from vecsim.run.replay import replay
 
@@ -224,7 +224,7 @@ def test_a_run_cut_short_keeps_its_blocks_to_the_last_event(cut_ms, kept_ms):
     assert prefill.kv_block_ms.sum() == 3 * min(kept_ms, 105.0)
     assert decode.kv_block_ms.sum() == 3 * max(kept_ms - 100.0, 0.0)
     for pool in (prefill, decode):
-        assert pool.segments.shape[0] == layout.SEGMENT_FIELDS
+        assert pool.segments.shape[0] == W.SEGMENT_FIELDS
     frame = result.timeline(10.0)
     blocks = frame["kv_blocks_used"].sum() * 10.0
     assert blocks == pytest.approx(prefill.kv_block_ms.sum() + decode.kv_block_ms.sum())

@@ -23,7 +23,7 @@ from vecsim.kernels.cache.kv_events import AT_RESERVE, STORED_FIRST, log_blocks,
 from vecsim.kernels.fleet import handoff_events
 from vecsim.kernels.fleet.handoff import NOW, HandoffRank
 from vecsim.kernels.sched import sglang_roles_events, vllm_roles_events
-from vecsim.kernels.state.layout import PREFIX_CACHING
+from vecsim.kernels.state import rank as R
 from vecsim.run import lower_handoff
 
 ROLES = {"vllm": vllm_roles_events, "sglang": sglang_roles_events}
@@ -44,7 +44,7 @@ def breaches(handoff: HandoffRank) -> dict[str, dict[str, Callable]]:
         return new_blocks
 
     def publish_never(requests, pools, s, q):
-        s[PREFIX_CACHING] = 0
+        s[R.PREFIX_CACHING] = 0
         handoff.activate(requests, pools, s, q)
 
     def publish_anew(requests, pools, s, q):

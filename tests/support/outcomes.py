@@ -11,7 +11,7 @@ import polars as pl
 
 from vecsim.config.load import load
 from vecsim.config.roles import resolve
-from vecsim.kernels.state import layout
+from vecsim.kernels.state import status as S
 from vecsim.results.result import Result
 from vecsim.run.outcome import GapDistribution, Outcome, PoolOutcome
 
@@ -88,8 +88,8 @@ def outcome_of(rows: list[dict], gaps=None, **changes) -> Outcome:
     }
     for name in _INTEGERS:
         columns[name] = np.array([row.get(name, 0) for row in rows], dtype=np.int32)
-    status = [layout.STATUS_NAMES.index(row.get("status", "completed")) for row in rows]
-    reason = [layout.REASON_NAMES.index(row.get("reason")) for row in rows]
+    status = [S.STATUS_NAMES.index(row.get("status", "completed")) for row in rows]
+    reason = [S.REASON_NAMES.index(row.get("reason")) for row in rows]
     again = [(i, *entry) for i, row in enumerate(rows) for entry in row.get("readmissions", [])]
     fields = {
         **columns,

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from vecsim.kernels.state import layout
+from vecsim.kernels.state import status as S
 from vecsim.results import metrics as metrics
 
 if TYPE_CHECKING:
     from vecsim.run.outcome import Outcome
     from vecsim.workload.workload import Workload
 
-STATUS = pl.Enum(layout.STATUS_NAMES)
-REASON = pl.Enum([name for name in layout.REASON_NAMES if name is not None])
+STATUS = pl.Enum(S.STATUS_NAMES)
+REASON = pl.Enum([name for name in S.REASON_NAMES if name is not None])
 POOL = pl.Enum(("agg", "prefill", "decode"))
 
 REQUESTS_SCHEMA: dict[str, pl.DataType] = {
@@ -103,8 +103,8 @@ def requests_frame(workload: Workload, outcome: Outcome, spans: metrics.Latencie
         "first_admission_reused_input_tokens": outcome.first_reused_input_tokens,
         "admission_count": outcome.admissions,
         "readmission_count": readmissions,
-        "terminal_status": _names(outcome.status, layout.STATUS_NAMES, STATUS),
-        "terminal_reason": _names(outcome.reason, layout.REASON_NAMES, REASON),
+        "terminal_status": _names(outcome.status, S.STATUS_NAMES, STATUS),
+        "terminal_reason": _names(outcome.reason, S.REASON_NAMES, REASON),
         "decode_worker_idx": _where(outcome.rank, placed),
         "decode_worker_id": _where(outcome.rank // dp_size, placed),
         "decode_dp_rank_used": _where(outcome.rank % dp_size, placed),

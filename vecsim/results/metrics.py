@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vecsim.kernels.state import layout
+from vecsim.kernels.state import status as S
 from vecsim.run.outcome import GapDistribution, Outcome, PoolOutcome
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class Latencies:
 
 def latencies(outcome: Outcome) -> Latencies:
     """Derive the per-request latencies of a run."""
-    done = outcome.status == layout.COMPLETED
+    done = outcome.status == S.COMPLETED
     one = done & (outcome.output_length >= 1)
     two = done & (outcome.output_length >= 2)
     gaps = np.where(two, outcome.output_length - 1, 1)
@@ -116,11 +116,10 @@ def _finite_or_none(value: Any) -> Any:
 
 
 def _counts(outcome: Outcome) -> dict:
-    statuses = np.bincount(outcome.status, minlength=len(layout.STATUS_NAMES))
-    reasons = np.bincount(outcome.reason, minlength=len(layout.REASON_NAMES))
+    statuses = np.bincount(outcome.status, minlength=len(S.STATUS_NAMES))
+    reasons = np.bincount(outcome.reason, minlength=len(S.REASON_NAMES))
     counts = {
-        f"{name}_requests": int(count)
-        for name, count in zip(layout.STATUS_NAMES, statuses, strict=True)
+        f"{name}_requests": int(count) for name, count in zip(S.STATUS_NAMES, statuses, strict=True)
     }
     total = len(outcome.status)
     return {
@@ -129,7 +128,7 @@ def _counts(outcome: Outcome) -> dict:
         **counts,
         "terminal_reasons": {
             name: int(count)
-            for name, count in zip(layout.REASON_NAMES, reasons, strict=True)
+            for name, count in zip(S.REASON_NAMES, reasons, strict=True)
             if name is not None
         },
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vecsim.kernels.state import layout
+from vecsim.kernels.state import status as S
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -78,7 +78,7 @@ def _summary_scalars(report: dict) -> list[tuple[str, str, str]]:
         for label, unit, name, form in _SUMMARY_SCALARS
         if report.get(name) is not None
     ]
-    counts = {name: report[f"{name}_requests"] for name in layout.STATUS_NAMES[1:]}
+    counts = {name: report[f"{name}_requests"] for name in S.STATUS_NAMES[1:]}
     counts.update({f"  {name}": count for name, count in report["terminal_reasons"].items()})
     rows += [
         (name.replace("_", " "), "requests", f"{count:,d}")

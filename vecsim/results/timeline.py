@@ -13,7 +13,8 @@ import numpy as np
 import polars as pl
 
 from vecsim.errors import InputError
-from vecsim.kernels.state import layout
+from vecsim.kernels.state import status as S
+from vecsim.kernels.state import worker as W
 from vecsim.run.outcome import HandoffOutcome, Outcome, PoolOutcome
 
 _BUCKETS = 200
@@ -155,7 +156,7 @@ def _stays(outcome: Outcome) -> list[_Stays]:
 
 
 def _completed_ms(outcome: Outcome) -> np.ndarray:
-    return np.where(outcome.status == layout.COMPLETED, outcome.terminal_ms, np.nan)
+    return np.where(outcome.status == S.COMPLETED, outcome.terminal_ms, np.nan)
 
 
 def _prefill_stays(outcome: Outcome, handoff: HandoffOutcome) -> _Stays:
@@ -184,8 +185,8 @@ def _decode_stays(outcome: Outcome, handoff: HandoffOutcome) -> _Stays:
 def _worker_series(pool: PoolOutcome) -> list[_Series]:
     """The log by worker: ranks that worked side by side are added up."""
     log = pool.segments
-    worker = log[layout.SEGMENT_RANK].astype(np.int64) // pool.dp_size
-    order = np.lexsort((log[layout.SEGMENT_START], log[layout.SEGMENT_FIRST], worker))
+    worker = log[W.SEGMENT_RANK].astype(np.int64) // pool.dp_size
+    order = np.lexsort((log[W.SEGMENT_START], log[W.SEGMENT_FIRST], worker))
     log, worker = log[:, order], worker[order]
     ends = np.searchsorted(worker, np.arange(pool.workers + 1))
     preemptions = pool.preemptions.reshape(pool.workers, pool.dp_size).sum(axis=1)
@@ -197,9 +198,9 @@ def _worker_series(pool: PoolOutcome) -> list[_Series]:
 def _series(log: np.ndarray, preemptions: int) -> _Series:
     """What one worker logged; a pass that a time limit cut is not in the log, but what it preempted
     counts among all `preemptions` of the worker."""
-    start, end = log[layout.SEGMENT_START], log[layout.SEGMENT_END]
+    start, end = log[W.SEGMENT_START], log[W.SEGMENT_END]
     new = np.ones(len(start), bool)
-    new[1:] = np.any(np.diff(log[[layout.SEGMENT_FIRST, layout.SEGMENT_START]]) != 0, axis=0)
+    new[1:] = np.any(np.diff(log[[W.SEGMENT_FIRST, W.SEGMENT_START]]) != 0, axis=0)
     first = np.flatnonzero(new)
 
     def total(field: np.int64) -> np.ndarray:
@@ -208,23 +209,23 @@ def _series(log: np.ndarray, preemptions: int) -> _Series:
     def largest(field: np.int64) -> np.ndarray:
         return np.maximum.reduceat(log[field], first) if len(first) else np.zeros(0)
 
-    passes = largest(layout.SEGMENT_PASSES)
+    passes = largest(W.SEGMENT_PASSES)
     duration = np.where(passes > 0, end[first] - start[first], 0.0)
-    held = largest(layout.SEGMENT_HELD)
+    held = largest(W.SEGMENT_HELD)
     preempted = np.zeros(len(start))
-    for rank in np.unique(log[layout.SEGMENT_RANK]):
-        own = log[layout.SEGMENT_RANK] == rank
-        preempted[own] = np.diff(log[layout.SEGMENT_PREEMPTIONS, own], prepend=0.0)
+    for rank in np.unique(log[W.SEGMENT_RANK]):
+        own = log[W.SEGMENT_RANK] == rank
+        preempted[own] = np.diff(log[W.SEGMENT_PREEMPTIONS, own], prepend=0.0)
     cut_at = end.max(initial=0.0)
     return _Series(
         start[first],
         end[first],
         {
-            "running": total(layout.SEGMENT_RUNNING) * duration,
+            "running": total(W.SEGMENT_RUNNING) * duration,
             "kv_blocks_used": np.diff(held, prepend=0.0),
             "busy_ratio": duration,
-            "prefill_tokens": total(layout.SEGMENT_PREFILL),
-            "output_tokens": total(layout.SEGMENT_OUTPUT),
+            "prefill_tokens": total(W.SEGMENT_PREFILL),
+            "output_tokens": total(W.SEGMENT_OUTPUT),
             "passes": passes,
         },
         np.append(start, cut_at),

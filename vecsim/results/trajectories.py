@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vecsim.kernels.state import layout
+from vecsim.kernels.state import status as S
 from vecsim.results.metrics import STATISTICS, exact_statistics
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def plays_of(graph: Dependencies, outcome: Outcome) -> Plays:
     count = len(graph.play_id)
     released = ~np.isnan(outcome.arrival_ms)
     ended = ~np.isnan(outcome.terminal_ms)
-    bad = ended & (outcome.status != layout.COMPLETED)
+    bad = ended & (outcome.status != S.COMPLETED)
     left, left_ms = ended, outcome.terminal_ms
     if outcome.handoff is not None:
         freed_ms = outcome.handoff.source_released_ms
@@ -107,7 +107,7 @@ def play_outcomes(plays: Plays, outcome: Outcome, request_id: pl.Series) -> list
         if row >= 0:
             record["causal_terminal_ms"] = float(outcome.terminal_ms[row])
             record["failure_request_id"] = request_id[row]
-            record["failure_status"] = layout.STATUS_NAMES[outcome.status[row]]
+            record["failure_status"] = S.STATUS_NAMES[outcome.status[row]]
         elif not np.isnan(plays.last_ms[k]):
             record["causal_terminal_ms"] = float(plays.last_ms[k])
         if settled:

@@ -14,10 +14,22 @@ import numpy as np
 from vecsim.config.roles import Role
 from vecsim.errors import SimulationError
 from vecsim.kernels.cache.kv_events import events_have_room
-from vecsim.kernels.state import fleet as kernel
-from vecsim.kernels.state import layout
+from vecsim.kernels.state import fleet as F
+from vecsim.kernels.state import rank as R
+from vecsim.kernels.state import worker as W
+from vecsim.kernels.state.codes import (
+    BAD_PRICE,
+    DONE,
+    FOREST_FULL,
+    LOG_FULL,
+    PAUSED,
+    TICKED,
+    TICKS_EXHAUSTED,
+)
 from vecsim.kernels.state.fleet import Clock, Fleet
-from vecsim.kernels.state.layout import Forest, Pools, Ranks, Scratch, Workers
+from vecsim.kernels.state.pools import Forest, Pools
+from vecsim.kernels.state.rank import Ranks
+from vecsim.kernels.state.worker import Scratch, Workers
 from vecsim.run.lower.fleet import FleetState, new_scratch
 from vecsim.run.lower.independent import Independent
 from vecsim.run.lower.ranks import grown_forest, lacks_nodes
@@ -97,21 +109,21 @@ def run_fleet(
     fleet = state.fleet
     logged: list[np.ndarray] = []
     if ticks is not None:
-        fleet.clock.time[kernel.NEXT_TICK] = ticks.next_ms
+        fleet.clock.time[F.NEXT_TICK] = ticks.next_ms
     while True:
         code = run(fleet)
         if options.progress is not None:
-            ended = int(fleet.arrivals.state[kernel.ENDED_COUNT])
+            ended = int(fleet.arrivals.state[F.ENDED_COUNT])
             options.progress(ended, fleet.arrivals.requests.shape[1])
-        if code == layout.DONE:
+        if code == DONE:
             break
-        if code == layout.LOG_FULL:
+        if code == LOG_FULL:
             fleet = fleet._replace(scratch=with_longer_logs(fleet.ranks, fleet.scratch))
-        elif code == layout.FOREST_FULL:
+        elif code == FOREST_FULL:
             fleet = fleet._replace(pools=_with_room(fleet.pools, fleet.ranks, logged))
-        elif code == layout.TICKED:
-            fleet.clock.time[kernel.NEXT_TICK] = ticks.act(fleet)
-        elif code != layout.PAUSED:
+        elif code == TICKED:
+            fleet.clock.time[F.NEXT_TICK] = ticks.act(fleet)
+        elif code != PAUSED:
             raise SimulationError(_fleet_failure(int(code), state, fleet))
     outcome = fleet_outcome(state, fleet, options.horizon_ms, options.tokenized)
     if state.watched is None:
@@ -138,12 +150,12 @@ def _fleet_failure(code: int, state: FleetState, fleet: Fleet) -> str:
     """The pool of the worker whose pass has no price speaks, or that whose workers got nowhere."""
     if len(state.plans) == 1:
         return failure(code, fleet.ranks, fleet.workers)
-    worker = int(fleet.workers.state[:, layout.FRUITLESS].argmax())
-    if code == layout.BAD_PRICE:
+    worker = int(fleet.workers.state[:, W.FRUITLESS].argmax())
+    if code == BAD_PRICE:
         worker = int(fleet.clock.ready[0])
-    pool = int(fleet.workers.state[worker, layout.POOL])
-    first = int(fleet.clock.pools[pool, kernel.FIRST_WORKER])
-    count = int(fleet.clock.pools[pool, kernel.WORKER_COUNT])
+    pool = int(fleet.workers.state[worker, W.POOL])
+    first = int(fleet.clock.pools[pool, F.FIRST_WORKER])
+    count = int(fleet.clock.pools[pool, F.WORKER_COUNT])
     own = Workers(*(column[first : first + count] for column in fleet.workers))
     return f"{state.plans[pool].role.stage} pool: {failure(code, fleet.ranks, own)}"
 
@@ -184,15 +196,15 @@ class _Lane:
 
 def _lane(state: Independent, role: Role, options: RunOptions) -> _Lane:
     clock = Clock(
-        state=np.zeros(kernel.CLOCK_STATE, np.int64),
-        time=np.zeros(kernel.CLOCK_TIME),
+        state=np.zeros(F.CLOCK_STATE, np.int64),
+        time=np.zeros(F.CLOCK_TIME),
         ends=np.full(2, np.inf),
         ready=np.zeros(1, np.int64),
         servers=np.zeros((1, 0)),
-        pools=np.zeros((1, kernel.POOL_FIELDS), np.int64),
+        pools=np.zeros((1, F.POOL_FIELDS), np.int64),
     )
-    clock.state[kernel.SEGMENTS] = _SEGMENTS_A_CALL
-    clock.time[kernel.HORIZON] = options.horizon_ms
+    clock.state[F.SEGMENTS] = _SEGMENTS_A_CALL
+    clock.time[F.HORIZON] = options.horizon_ms
     pools = state.pools
     if isinstance(pools, Forest):
         pools = grown_forest(pools, state.ranks)
@@ -214,8 +226,8 @@ def _run_lanes(state: Independent, role: Role, options: RunOptions) -> list[_Lan
     if threads == 1:
         clock = lanes[0].clock.state
         a_call = max(workers // _CALLS_A_LANE, 1)
-        while clock[kernel.END_WORKER] < workers:
-            clock[kernel.END_WORKER] = min(clock[kernel.END_WORKER] + a_call, workers)
+        while clock[F.END_WORKER] < workers:
+            clock[F.END_WORKER] = min(clock[F.END_WORKER] + a_call, workers)
             while not _advance(state, lanes[0]):
                 _report_progress(state, options)
             _report_progress(state, options)
@@ -230,8 +242,8 @@ def _run_lanes(state: Independent, role: Role, options: RunOptions) -> list[_Lan
                 worker = next(todo, None)
             if worker is None:
                 return
-            lane.clock.state[kernel.NEXT_WORKER] = worker
-            lane.clock.state[kernel.END_WORKER] = worker + 1
+            lane.clock.state[F.NEXT_WORKER] = worker
+            lane.clock.state[F.END_WORKER] = worker + 1
             finished = False
             while not stop.is_set() and not finished:
                 finished = _advance(state, lane)
@@ -252,18 +264,18 @@ def _advance(state: Independent, lane: _Lane) -> bool:
     code = lane.run(
         state.ranks, state.workers, state.requests, lane.pools, lane.scratch, lane.clock
     )
-    if code == layout.LOG_FULL:
+    if code == LOG_FULL:
         lane.scratch = with_longer_logs(state.ranks, lane.scratch)
-    elif code == layout.FOREST_FULL:
+    elif code == FOREST_FULL:
         lane.pools = _with_room(lane.pools, state.ranks, lane.logged)
-    elif code not in (layout.DONE, layout.PAUSED):
+    elif code not in (DONE, PAUSED):
         raise SimulationError(failure(int(code), state.ranks, state.workers))
-    return code == layout.DONE
+    return code == DONE
 
 
 def _report_progress(state: Independent, options: RunOptions) -> None:
     if options.progress is not None:
-        ended = int(state.workers.state[:, layout.TERMINALS].sum())
+        ended = int(state.workers.state[:, W.TERMINALS].sum())
         options.progress(ended, state.requests.state.shape[1])
 
 
@@ -281,34 +293,34 @@ def _kv_events(
 def with_longer_logs(ranks: Ranks, scratch: Scratch) -> Scratch:
     """The scratch with twice the room in each log that is nearly full."""
     log, segments = scratch.log, scratch.segments
-    waiting = int(ranks.fields[:, layout.PREEMPTED_COUNT].sum())
+    waiting = int(ranks.fields[:, R.PREEMPTED_COUNT].sum())
     if log.shape[1] - scratch.log_length[0] <= waiting:
         log = np.zeros((3, 2 * log.shape[1] + waiting))
         log[:, : scratch.log.shape[1]] = scratch.log
-    needed = scratch.log_length[1] + int(layout.LINES_A_RANK) * len(ranks.fields)
+    needed = scratch.log_length[1] + int(W.LINES_A_RANK) * len(ranks.fields)
     if 0 < segments.shape[1] < needed:
-        segments = np.zeros((layout.SEGMENT_FIELDS, 2 * segments.shape[1]))
+        segments = np.zeros((W.SEGMENT_FIELDS, 2 * segments.shape[1]))
         segments[:, : scratch.segments.shape[1]] = scratch.segments
     return scratch._replace(log=log, segments=segments)
 
 
 def failure(code: int, ranks: Ranks, workers: Workers) -> str:
     """What an error code of a kernel means for these workers."""
-    if code == layout.BAD_PRICE:
+    if code == BAD_PRICE:
         return (
             "timing model: a pass duration is NaN, negative, or 2**64 s or more (after speedup);"
             " expected a finite non-negative number of ms"
         )
-    if code == layout.TICKS_EXHAUSTED:
+    if code == TICKS_EXHAUSTED:
         return "a rank made more than 2**31 passes without a break; split the workload"
-    busiest = int(workers.state[:, layout.FRUITLESS].argmax())
-    first, dp_size = workers.state[busiest, [layout.FIRST_RANK, layout.DP_SIZE]]
+    busiest = int(workers.state[:, W.FRUITLESS].argmax())
+    first, dp_size = workers.state[busiest, [W.FIRST_RANK, W.DP_SIZE]]
     own = ranks.fields[first : first + dp_size]
-    running = own[:, layout.RUNNING].tolist()
-    preempted = own[:, layout.PREEMPTED_COUNT].tolist()
-    free = (own[:, layout.FREE] + own[:, layout.IDLE]).tolist()
+    running = own[:, R.RUNNING].tolist()
+    preempted = own[:, R.PREEMPTED_COUNT].tolist()
+    free = (own[:, R.FREE] + own[:, R.IDLE]).tolist()
     return (
-        f"no progress: worker {busiest} at {workers.time[busiest, layout.CLOCK]} ms keeps"
+        f"no progress: worker {busiest} at {workers.time[busiest, W.CLOCK]} ms keeps"
         f" preempting without a token; per rank running {running}, preempted {preempted},"
         f" unheld blocks {free}"
     )

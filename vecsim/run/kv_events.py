@@ -15,12 +15,15 @@ import polars as pl
 from vecsim.errors import InputError
 from vecsim.kernels.cache import event_columns, kv_events
 from vecsim.kernels.cache.event_columns import Columns, Tokens
-from vecsim.kernels.state import layout
-from vecsim.kernels.state.layout import EventLog
+from vecsim.kernels.state import rank as R
+from vecsim.kernels.state import request as Q
+from vecsim.kernels.state.codes import NONE
+from vecsim.kernels.state.pools import EventLog
+from vecsim.kernels.state.rank import Ranks
+from vecsim.kernels.state.request import Requests
 
 if TYPE_CHECKING:
     from vecsim.config.roles import Role
-    from vecsim.kernels.state.layout import Ranks, Requests
     from vecsim.run.lower.fleet import FleetState
     from vecsim.run.lower.independent import Independent
     from vecsim.workload.workload import Workload
@@ -92,7 +95,7 @@ def words_a_pass(instances: np.ndarray, ranks: Ranks, dp_size: int) -> np.ndarra
     between; a block takes two words at most, and two more mark the end of its pass. `instances`
     int64 [ranks]: blocks of all requests of a rank.
     """
-    held = np.minimum(instances, ranks.fields[:, layout.NUM_BLOCKS])
+    held = np.minimum(instances, ranks.fields[:, R.NUM_BLOCKS])
     return (4 * (2 * instances + held)).reshape(-1, dp_size).sum(axis=1)
 
 
@@ -101,7 +104,7 @@ def words_an_instant(blocks: int, ranks: Ranks, at_once: int | None = None) -> n
     its next pass starts: the end of a pass or stretch of each worker, and the commands of an
     instant. As in `words_a_pass`; `blocks`: of all requests; `at_once`: of the most that can be in
     flight together, if that is known."""
-    held = min(blocks, int(ranks.fields[:, layout.NUM_BLOCKS].sum(dtype=np.float64)))
+    held = min(blocks, int(ranks.fields[:, R.NUM_BLOCKS].sum(dtype=np.float64)))
     stored = blocks if at_once is None else at_once
     return np.array([4 * (2 * stored + held)])
 
@@ -126,7 +129,7 @@ def new_log(watched: Watched, ranks: int, *, coupled: bool, named: Requests | No
         named=named,
     )
     log.ranks[kv_events.NEXT_REMOVED] = kv_events.REMOVED_FIRST
-    log.ranks[kv_events.LAST_STORED] = layout.NONE
+    log.ranks[kv_events.LAST_STORED] = NONE
     return log
 
 
@@ -160,7 +163,7 @@ def collect(
         requests = watched.requests
         if len(state.plans) > 1:
             columns = np.ascontiguousarray(requests.state[:, pool * n : (pool + 1) * n])
-            columns[layout.FAMILY] -= pool * n
+            columns[Q.FAMILY] -= pool * n
             requests = requests._replace(state=columns)
         _hash(requests, ranks.fields[first], workload, state.order, hashes, before)
         first += plan.ranks
@@ -195,7 +198,7 @@ def _hash(
         return
     if order is None:
         order = np.arange(len(workload))
-    tokens = _tokens(workload, int(fields[layout.BLOCK_SIZE]))
+    tokens = _tokens(workload, int(fields[R.BLOCK_SIZE]))
     with np.errstate(over="ignore"):  # where kernels run as plain Python
         event_columns.hash_rows(requests, fields, order, tokens, hashes, before)
 

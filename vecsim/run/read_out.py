@@ -8,10 +8,16 @@ import numpy as np
 
 from vecsim.config.roles import Role
 from vecsim.kernels.fleet.itl_histogram import bin_midpoints, bin_of
-from vecsim.kernels.state import fleet as kernel
-from vecsim.kernels.state import layout
+from vecsim.kernels.state import fleet as F
+from vecsim.kernels.state import rank as R
+from vecsim.kernels.state import request as Q
+from vecsim.kernels.state import status as S
+from vecsim.kernels.state import worker as W
+from vecsim.kernels.state.codes import NONE
 from vecsim.kernels.state.fleet import Fleet, Transfers
-from vecsim.kernels.state.layout import Ranks, Requests, Scratch, Workers
+from vecsim.kernels.state.rank import Ranks
+from vecsim.kernels.state.request import Requests
+from vecsim.kernels.state.worker import Scratch, Workers
 from vecsim.run.lower.fleet import FleetState
 from vecsim.run.lower.independent import Independent
 from vecsim.run.outcome import (
@@ -84,30 +90,28 @@ def _aggregated(
     pool: PoolOutcome,
 ) -> Outcome:
     columns, times = requests.state, requests.time
-    arrived = times[layout.RELEASED] <= horizon_ms
-    status = columns[layout.STATUS].astype(np.uint8)
-    status[~arrived] = layout.NOT_ARRIVED
-    reason = columns[layout.REASON].astype(np.uint8)
-    reason[(status == layout.UNFINISHED) | ~arrived] = layout.NO_REASON
-    rank = columns[layout.RANK].copy()
-    rank[~arrived] = layout.NONE
+    arrived = times[Q.RELEASED] <= horizon_ms
+    status = columns[Q.STATUS].astype(np.uint8)
+    status[~arrived] = S.NOT_ARRIVED
+    reason = columns[Q.REASON].astype(np.uint8)
+    reason[(status == S.UNFINISHED) | ~arrived] = S.NO_REASON
+    rank = columns[Q.RANK].copy()
+    rank[~arrived] = NONE
     request, at_ms, reused, _ = _readmissions(log, order, columns.shape[1])
     restored = order.restored
     return Outcome(
-        arrival_ms=restored(np.where(arrived, times[layout.RELEASED], np.nan)),
-        tokenized_ms=restored(np.where(arrived, times[layout.ARRIVAL], np.nan))
-        if tokenized
-        else None,
-        first_admit_ms=restored(times[layout.FIRST_ADMIT]),
-        first_token_ms=restored(times[layout.FIRST_TOKEN]),
-        second_token_ms=restored(times[layout.SECOND_TOKEN]),
-        last_token_ms=restored(times[layout.LAST_TOKEN]),
-        terminal_ms=restored(times[layout.TERMINAL]),
-        input_length=restored(columns[layout.ISL]),
-        output_length=restored(columns[layout.GENERATED]),
-        reused_input_tokens=restored(columns[layout.REUSED]),
-        first_reused_input_tokens=restored(columns[layout.FIRST_REUSED]),
-        admissions=restored(columns[layout.ADMISSIONS]),
+        arrival_ms=restored(np.where(arrived, times[Q.RELEASED], np.nan)),
+        tokenized_ms=restored(np.where(arrived, times[Q.ARRIVAL], np.nan)) if tokenized else None,
+        first_admit_ms=restored(times[Q.FIRST_ADMIT]),
+        first_token_ms=restored(times[Q.FIRST_TOKEN]),
+        second_token_ms=restored(times[Q.SECOND_TOKEN]),
+        last_token_ms=restored(times[Q.LAST_TOKEN]),
+        terminal_ms=restored(times[Q.TERMINAL]),
+        input_length=restored(columns[Q.ISL]),
+        output_length=restored(columns[Q.GENERATED]),
+        reused_input_tokens=restored(columns[Q.REUSED]),
+        first_reused_input_tokens=restored(columns[Q.FIRST_REUSED]),
+        admissions=restored(columns[Q.ADMISSIONS]),
         status=restored(status),
         reason=restored(reason),
         rank=restored(rank),
@@ -115,7 +119,7 @@ def _aggregated(
         readmission_at_ms=at_ms,
         readmission_reused=reused,
         end_ms=_end_ms(times, workers, horizon_ms, now),
-        committed_prefill_tokens=int(ranks.fields[:, layout.COMMITTED_PREFILL].sum()),
+        committed_prefill_tokens=int(ranks.fields[:, R.COMMITTED_PREFILL].sum()),
         gaps=gaps,
         pools=(pool,),
     )
@@ -123,9 +127,9 @@ def _aggregated(
 
 def _end_ms(times: np.ndarray, workers: Workers, horizon_ms: float, now: float) -> float:
     """The last processed event. `times` float64 [REQUEST_TIME, n]."""
-    released, arrival = times[layout.RELEASED], times[layout.ARRIVAL]
+    released, arrival = times[Q.RELEASED], times[Q.ARRIVAL]
     return max(
-        float(workers.time[:, layout.CLOCK].max()),
+        float(workers.time[:, W.CLOCK].max()),
         float(released[released <= horizon_ms].max(initial=0.0)),
         float(arrival[arrival <= horizon_ms].max(initial=0.0)),
         now,
@@ -155,7 +159,7 @@ def fleet_outcome(state: FleetState, fleet: Fleet, horizon_ms: float, tokenized:
     sglang = state.plans[0].role.backend == "sglang"
     write_out_decodes(fleet.ranks, fleet.workers, fleet.requests, sglang)
     order = _Order(state.order)
-    now = float(fleet.clock.time[kernel.NOW])
+    now = float(fleet.clock.time[F.NOW])
     log = fleet.scratch.log[:, : int(fleet.scratch.log_length[0])]
     gaps = gap_distribution(fleet.workers, [fleet.scratch.bins])
     pools = _pools(state, fleet)
@@ -176,37 +180,37 @@ def fleet_outcome(state: FleetState, fleet: Fleet, horizon_ms: float, tokenized:
     columns, times = fleet.requests.state, fleet.requests.time
     source, target = columns[:, :n], columns[:, n:]
     source_time, target_time = times[:, :n], times[:, n:]
-    released, arrival = source_time[layout.RELEASED], source_time[layout.ARRIVAL]
+    released, arrival = source_time[Q.RELEASED], source_time[Q.ARRIVAL]
     arrived = released <= horizon_ms
-    ended_early = arrived & (source[layout.STATUS] != layout.UNFINISHED)
-    status = np.where(ended_early, source[layout.STATUS], target[layout.STATUS])
-    reason = np.where(ended_early, source[layout.REASON], target[layout.REASON])
-    status[~arrived] = layout.NOT_ARRIVED
-    reason[(status == layout.UNFINISHED) | ~arrived] = layout.NO_REASON
-    terminal = np.where(ended_early, source_time[layout.TERMINAL], target_time[layout.TERMINAL])
+    ended_early = arrived & (source[Q.STATUS] != S.UNFINISHED)
+    status = np.where(ended_early, source[Q.STATUS], target[Q.STATUS])
+    reason = np.where(ended_early, source[Q.REASON], target[Q.REASON])
+    status[~arrived] = S.NOT_ARRIVED
+    reason[(status == S.UNFINISHED) | ~arrived] = S.NO_REASON
+    terminal = np.where(ended_early, source_time[Q.TERMINAL], target_time[Q.TERMINAL])
     request, at_ms, reused, in_decode = _readmissions(log, order, n)
     restored = order.restored
     return Outcome(
         arrival_ms=restored(np.where(arrived, released, np.nan)),
         tokenized_ms=restored(np.where(arrived, arrival, np.nan)) if tokenized else None,
-        first_admit_ms=restored(source_time[layout.FIRST_ADMIT]),
-        first_token_ms=restored(target_time[layout.FIRST_TOKEN]),
-        second_token_ms=restored(target_time[layout.SECOND_TOKEN]),
-        last_token_ms=restored(target_time[layout.LAST_TOKEN]),
+        first_admit_ms=restored(source_time[Q.FIRST_ADMIT]),
+        first_token_ms=restored(target_time[Q.FIRST_TOKEN]),
+        second_token_ms=restored(target_time[Q.SECOND_TOKEN]),
+        last_token_ms=restored(target_time[Q.LAST_TOKEN]),
         terminal_ms=restored(terminal),
-        input_length=restored(target[layout.ISL]),
-        output_length=restored(target[layout.GENERATED]),
-        reused_input_tokens=restored(source[layout.REUSED]),
-        first_reused_input_tokens=restored(source[layout.FIRST_REUSED]),
-        admissions=restored(source[layout.ADMISSIONS] + target[layout.ADMISSIONS]),
+        input_length=restored(target[Q.ISL]),
+        output_length=restored(target[Q.GENERATED]),
+        reused_input_tokens=restored(source[Q.REUSED]),
+        first_reused_input_tokens=restored(source[Q.FIRST_REUSED]),
+        admissions=restored(source[Q.ADMISSIONS] + target[Q.ADMISSIONS]),
         status=restored(status).astype(np.uint8),
         reason=restored(reason).astype(np.uint8),
-        rank=restored(_own_rank(target[layout.RANK], state.plans[0].ranks)),
+        rank=restored(_own_rank(target[Q.RANK], state.plans[0].ranks)),
         readmission_request=request,
         readmission_at_ms=at_ms,
         readmission_reused=reused,
         end_ms=_end_ms(source_time, fleet.workers, horizon_ms, now),
-        committed_prefill_tokens=int(fleet.ranks.fields[:, layout.COMMITTED_PREFILL].sum()),
+        committed_prefill_tokens=int(fleet.ranks.fields[:, R.COMMITTED_PREFILL].sum()),
         gaps=gaps,
         pools=pools,
         handoff=_handoff(state, fleet, order, in_decode),
@@ -227,15 +231,15 @@ def _handoff(
     restored = order.restored
     return HandoffOutcome(
         source_first=state.plans[0].role.backend != "sglang",
-        prefill_rank=restored(source[layout.RANK]),
-        source_held_ms=restored(instants[kernel.HELD_AT]),
-        destination_reserved_ms=restored(instants[kernel.RESERVED_AT]),
-        destination_activated_ms=restored(instants[kernel.ACTIVATED_AT]),
-        decode_admit_ms=restored(fleet.requests.time[layout.FIRST_ADMIT, n:]),
-        source_released_ms=restored(instants[kernel.RELEASED_AT]),
-        decode_admissions=restored(target[layout.ADMISSIONS]),
-        decode_reused=restored(target[layout.REUSED]),
-        decode_first_reused=restored(target[layout.FIRST_REUSED]),
+        prefill_rank=restored(source[Q.RANK]),
+        source_held_ms=restored(instants[F.HELD_AT]),
+        destination_reserved_ms=restored(instants[F.RESERVED_AT]),
+        destination_activated_ms=restored(instants[F.ACTIVATED_AT]),
+        decode_admit_ms=restored(fleet.requests.time[Q.FIRST_ADMIT, n:]),
+        source_released_ms=restored(instants[F.RELEASED_AT]),
+        decode_admissions=restored(target[Q.ADMISSIONS]),
+        decode_reused=restored(target[Q.REUSED]),
+        decode_first_reused=restored(target[Q.FIRST_REUSED]),
         readmission_in_decode=in_decode,
         steps=None if fleet.transfers.steps is None else _steps(state, fleet, order),
     )
@@ -245,19 +249,19 @@ def _steps(state: FleetState, fleet: Fleet, order: _Order) -> HandoffSteps:
     transfers = fleet.transfers
     n = fleet.arrivals.requests.shape[1]
     lines = transfers.steps.lines[:, : int(transfers.steps.length[0])]
-    kind = lines[kernel.STEP_KIND].astype(np.uint8)
-    request = lines[kernel.STEP_REQUEST].astype(np.int64)
+    kind = lines[F.STEP_KIND].astype(np.uint8)
+    request = lines[F.STEP_REQUEST].astype(np.int64)
     # Blocks of a source that was canceled were given back as well.
-    released = ~np.isnan(transfers.instants[kernel.RELEASED_AT])
-    kept = (kind != kernel.STEP_RELEASED) | released[request]
+    released = ~np.isnan(transfers.instants[F.RELEASED_AT])
+    kept = (kind != F.STEP_RELEASED) | released[request]
     first = state.plans[0].ranks
-    fields, pending = fleet.ranks.fields, fleet.workers.state[:, layout.PENDING]
+    fields, pending = fleet.ranks.fields, fleet.workers.state[:, W.PENDING]
     prefill_workers = state.plans[0].workers
     return HandoffSteps(
         kind=kind[kept],
         request=order.named(request)[kept].astype(np.int32),
-        at_ms=lines[kernel.STEP_MS, kept],
-        source_output=order.restored(fleet.requests.state[layout.GENERATED, :n]),
+        at_ms=lines[F.STEP_MS, kept],
+        source_output=order.restored(fleet.requests.state[Q.GENERATED, :n]),
         drained=(
             _is_drained(fields[:first], pending[:prefill_workers]),
             _is_drained(fields[first:], pending[prefill_workers:]),
@@ -268,26 +272,26 @@ def _steps(state: FleetState, fleet: Fleet, order: _Order) -> HandoffSteps:
 
 def _is_drained(fields: np.ndarray, pending: np.ndarray) -> bool:
     """Whether no rank of a pool runs, keeps or awaits a request, or holds a block."""
-    held = fields[:, layout.NUM_BLOCKS] - fields[:, layout.FREE] - fields[:, layout.IDLE]
-    counts = (layout.RUNNING, layout.HELD, layout.PROMISED, layout.PREEMPTED_COUNT)
-    heads = (layout.QUEUE_HEAD, layout.READY_HEAD, layout.ACTIVATED_HEAD)
+    held = fields[:, R.NUM_BLOCKS] - fields[:, R.FREE] - fields[:, R.IDLE]
+    counts = (R.RUNNING, R.HELD, R.PROMISED, R.PREEMPTED_COUNT)
+    heads = (R.QUEUE_HEAD, R.READY_HEAD, R.ACTIVATED_HEAD)
     return bool(
         np.all(held == 0)
         and np.all(fields[:, counts] == 0)
-        and np.all(fields[:, heads] == layout.NONE)
-        and np.all(pending == layout.NO_PASS)
+        and np.all(fields[:, heads] == NONE)
+        and np.all(pending == W.NO_PASS)
     )
 
 
 def _is_done(fleet: Fleet, transfers: Transfers) -> bool:
     """Whether no request is on its way, and nothing is left to do."""
     clock, n = fleet.clock.state, fleet.arrivals.requests.shape[1]
-    ended = fleet.arrivals.state[kernel.ENDED_COUNT]
+    ended = fleet.arrivals.state[F.ENDED_COUNT]
     return bool(
-        transfers.state[kernel.ACTIONS] == 0
-        and clock[kernel.READY_WORKERS] == 0
-        and clock[kernel.RELEASED_COUNT] == ended == n
-        and np.all(transfers.deferred[kernel.FIRST_DEFERRED] == layout.NONE)
+        transfers.state[F.ACTIONS] == 0
+        and clock[F.READY_WORKERS] == 0
+        and clock[F.RELEASED_COUNT] == ended == n
+        and np.all(transfers.deferred[F.FIRST_DEFERRED] == NONE)
         and np.all(np.isinf(transfers.ends))
         and np.all(np.isinf(fleet.clock.ends))
     )
@@ -304,9 +308,9 @@ def _pools(state: FleetState, fleet: Fleet) -> tuple[PoolOutcome, ...]:
         workers = slice(first_worker, first_worker + plan.workers)
         own = segments
         if segments is not None and len(state.plans) > 1:
-            rank = segments[layout.SEGMENT_RANK]
+            rank = segments[W.SEGMENT_RANK]
             own = segments[:, (rank >= ranks.start) & (rank < ranks.stop)]
-            own[layout.SEGMENT_RANK] -= ranks.start
+            own[W.SEGMENT_RANK] -= ranks.start
         name = "agg" if plan.role.stage == "aggregated" else plan.role.stage
         pools.append(
             _pool(
@@ -329,28 +333,28 @@ def _pool(
         workers=len(workers.state),
         dp_size=role.dp_size,
         gpus_per_worker=role.gpus_per_worker,
-        busy_ms=workers.time[:, layout.BUSY_MS].copy(),
-        kv_block_ms=workers.time[:, layout.KV_BLOCK_MS].copy(),
+        busy_ms=workers.time[:, W.BUSY_MS].copy(),
+        kv_block_ms=workers.time[:, W.KV_BLOCK_MS].copy(),
         total_blocks=role.total_blocks,
-        passes=workers.state[:, layout.PASSES].copy(),
-        preemptions=ranks.fields[:, layout.PREEMPTIONS].copy(),
+        passes=workers.state[:, W.PASSES].copy(),
+        preemptions=ranks.fields[:, R.PREEMPTIONS].copy(),
         segments=segments,
     )
 
 
 def write_out_decodes(ranks: Ranks, workers: Workers, requests: Requests, sglang: bool) -> None:
     """Write out the tokens of requests that were decoding in step when the run was cut."""
-    for r in np.flatnonzero(ranks.fields[:, layout.FRONT]):
+    for r in np.flatnonzero(ranks.fields[:, R.FRONT]):
         s = ranks.fields[r]
-        start = s[layout.RUN_OFFSET]
-        members = ranks.lists[start : start + s[layout.FRONT]]
-        requests.state[layout.GENERATED, members] += np.int32(s[layout.TICK])
-        last_ms = workers.time[ranks.fields[r, layout.WORKER], layout.CLOCK]
+        start = s[R.RUN_OFFSET]
+        members = ranks.lists[start : start + s[R.FRONT]]
+        requests.state[Q.GENERATED, members] += np.int32(s[R.TICK])
+        last_ms = workers.time[ranks.fields[r, R.WORKER], W.CLOCK]
         if sglang:
             # Members that have not decoded yet have the time of their first token there.
-            members = members[: s[layout.FRONT_JOINED]]
-            last_ms = ranks.factors[r, layout.LAST_EMIT]
-        requests.time[layout.LAST_TOKEN, members] = last_ms
+            members = members[: s[R.FRONT_JOINED]]
+            last_ms = ranks.factors[r, R.LAST_EMIT]
+        requests.time[Q.LAST_TOKEN, members] = last_ms
 
 
 def _segments(scratches: list[Scratch]) -> np.ndarray | None:
@@ -358,43 +362,43 @@ def _segments(scratches: list[Scratch]) -> np.ndarray | None:
     if scratches[0].segments.shape[1] == 0:
         return None
     lines = np.concatenate([s.segments[:, : int(s.log_length[1])] for s in scratches], axis=1)
-    return lines[:, np.argsort(lines[layout.SEGMENT_RANK], kind="stable")]
+    return lines[:, np.argsort(lines[W.SEGMENT_RANK], kind="stable")]
 
 
 def gap_distribution(workers: Workers, threads: list[np.ndarray]) -> GapDistribution:
     """Pool the workers' gap moments, in worker order, and the threads' bins."""
     time = workers.time
-    positive = time[:, layout.GAP_COUNT] - time[:, layout.GAP_ZEROS]
+    positive = time[:, W.GAP_COUNT] - time[:, W.GAP_ZEROS]
     mean, m2 = _pooled(
-        time[:, layout.GAP_COUNT],
-        time[:, layout.GAP_SHIFT],
-        time[:, layout.GAP_SUM],
-        time[:, layout.GAP_SQUARES],
+        time[:, W.GAP_COUNT],
+        time[:, W.GAP_SHIFT],
+        time[:, W.GAP_SUM],
+        time[:, W.GAP_SQUARES],
     )
     rate_mean, rate_m2 = _pooled(
         positive,
-        time[:, layout.RATE_SHIFT],
-        time[:, layout.RATE_SUM],
-        time[:, layout.RATE_SQUARES],
+        time[:, W.RATE_SHIFT],
+        time[:, W.RATE_SUM],
+        time[:, W.RATE_SQUARES],
     )
     bins = sum(threads[1:], threads[0])
-    counted = time[time[:, layout.GAP_COUNT] > 0]
+    counted = time[time[:, W.GAP_COUNT] > 0]
     above_zero = time[positive > 0]
     used = np.zeros(0, np.int64)
     if len(above_zero):
-        lowest = bin_of(above_zero[:, layout.GAP_POSITIVE_MIN].min())
-        highest = bin_of(counted[:, layout.GAP_MAX].max())
+        lowest = bin_of(above_zero[:, W.GAP_POSITIVE_MIN].min())
+        highest = bin_of(counted[:, W.GAP_MAX].max())
         used = lowest + np.flatnonzero(bins[lowest : highest + 1])
     return GapDistribution(
-        count=int(counted[:, layout.GAP_COUNT].sum()),
-        zeros=int(counted[:, layout.GAP_ZEROS].sum()),
-        minimum=_or_nan(np.min, counted[:, layout.GAP_MIN]),
-        maximum=_or_nan(np.max, counted[:, layout.GAP_MAX]),
+        count=int(counted[:, W.GAP_COUNT].sum()),
+        zeros=int(counted[:, W.GAP_ZEROS].sum()),
+        minimum=_or_nan(np.min, counted[:, W.GAP_MIN]),
+        maximum=_or_nan(np.max, counted[:, W.GAP_MAX]),
         mean=mean,
         m2=m2,
         rate_mean=rate_mean,
         rate_m2=rate_m2,
-        positive_minimum=_or_nan(np.min, above_zero[:, layout.GAP_POSITIVE_MIN]),
+        positive_minimum=_or_nan(np.min, above_zero[:, W.GAP_POSITIVE_MIN]),
         bins=bins[used],
         midpoints=bin_midpoints(used),
     )

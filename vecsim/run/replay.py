@@ -15,7 +15,7 @@ from vecsim.config.roles import Role, resolve
 from vecsim.config.schema import Payload, Tokenization
 from vecsim.config.validate import check_supported, validate
 from vecsim.errors import InputError, SimulationError
-from vecsim.kernels.state import layout
+from vecsim.kernels.state import status as S
 from vecsim.results.result import Result
 from vecsim.results.window import Measured, check_windows, measured_of
 from vecsim.run.execute import Progress, RunOptions, run_fleet, run_independent
@@ -274,7 +274,7 @@ def _run(
 
     outcome = run(None)
     measured = measured_of(outcome.arrival_ms, *windows)
-    counted = outcome.status == layout.COMPLETED
+    counted = outcome.status == S.COMPLETED
     if measured is not None:
         counted &= measured.rows
     if np.any(outcome.output_length[~counted] > 1):

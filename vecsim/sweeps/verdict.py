@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vecsim.errors import InputError
-from vecsim.kernels.state import layout
+from vecsim.kernels.state import status as S
 
 _BOUND = re.compile(r"\s*(<=|>=)\s*(\S+)\s*")
 _DROPPED = ("rejected", "shed", "failed", "canceled")
@@ -97,7 +97,7 @@ def dropped(report: Mapping[str, Any]) -> str | None:
     if total == 0:
         return None
     words = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
-    plain_end = layout.REASON_NAMES[int(layout.LENGTH)]
+    plain_end = S.REASON_NAMES[int(S.LENGTH)]
     reasons = [
         f"{count} {reason}"
         for reason, count in report["terminal_reasons"].items()

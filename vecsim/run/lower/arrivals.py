@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from vecsim.kernels.state import fleet as kernel
+from vecsim.kernels.state import fleet as F
 from vecsim.kernels.state.fleet import Arrivals
 from vecsim.workload.columns import offsets_of
 from vecsim.workload.dependencies import Dependencies, Sessions
@@ -30,7 +30,7 @@ def arrivals_of(workload: Workload, rows: np.ndarray, cap: int | None) -> Arriva
         np.arange(n),
         np.ones(n, np.int64),
         np.zeros(n + 1, np.int64),
-        np.zeros((kernel.EDGE_ROWS, 0), np.int32),
+        np.zeros((F.EDGE_ROWS, 0), np.int32),
         np.zeros(0),
         lanes=cap,
         rejection_fails=False,
@@ -120,17 +120,17 @@ def _arrivals(
     started = trajectories if lanes is None else min(lanes, trajectories)
     first = np.flatnonzero((missing == 0) & (trajectory < started))
     first = first[np.argsort(due[first], kind="stable")]
-    requests = np.zeros((kernel.ARRIVAL_ROWS, n), np.int32)
-    requests[kernel.MISSING] = missing
-    requests[kernel.TRAJECTORY] = trajectory
-    requests[kernel.FIRST, : len(first)] = first
-    requests[kernel.MEMBER] = np.argsort(trajectory, kind="stable")
-    state = np.zeros(kernel.ARRIVALS_STATE, np.int64)
-    state[kernel.OWN_TIME] = len(first)
-    state[kernel.NEXT_TRAJECTORY] = started
-    state[kernel.REJECTION_FAILS] = rejection_fails
-    by_trajectory = np.zeros((kernel.TRAJECTORY_ROWS, trajectories), np.int32)
-    by_trajectory[kernel.LEFT] = sizes
+    requests = np.zeros((F.ARRIVAL_ROWS, n), np.int32)
+    requests[F.MISSING] = missing
+    requests[F.TRAJECTORY] = trajectory
+    requests[F.FIRST, : len(first)] = first
+    requests[F.MEMBER] = np.argsort(trajectory, kind="stable")
+    state = np.zeros(F.ARRIVALS_STATE, np.int64)
+    state[F.OWN_TIME] = len(first)
+    state[F.NEXT_TRAJECTORY] = started
+    state[F.REJECTION_FAILS] = rejection_fails
+    by_trajectory = np.zeros((F.TRAJECTORY_ROWS, trajectories), np.int32)
+    by_trajectory[F.LEFT] = sizes
     return Arrivals(
         state=state,
         due=due,

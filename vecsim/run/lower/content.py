@@ -7,10 +7,15 @@ import numpy as np
 from vecsim.errors import InputError
 from vecsim.kernels.cache import sharing
 from vecsim.kernels.cache.content import SPARE_COPIES
-from vecsim.kernels.state import fleet as kernel
-from vecsim.kernels.state import layout
+from vecsim.kernels.state import fleet as F
+from vecsim.kernels.state import pools as P
+from vecsim.kernels.state import rank as R
+from vecsim.kernels.state import request as Q
+from vecsim.kernels.state.codes import NONE
 from vecsim.kernels.state.fleet import Content
-from vecsim.kernels.state.layout import Forecast, Pools, Ranks, Requests
+from vecsim.kernels.state.pools import Forecast, Pools
+from vecsim.kernels.state.rank import Ranks
+from vecsim.kernels.state.request import Requests
 
 _MOST_ROWS = 2**31 - 1
 
@@ -38,19 +43,19 @@ def place_copies(ranks: Ranks, instances: np.ndarray) -> int:
     """Give every rank its range of copies: no more than it has blocks, or blocks to copy
     (`instances`, int64 [ranks]). Returns the number of copies."""
     fields = ranks.fields
-    spare = np.where(fields[:, layout.SINGLE_COPIES] != 0, int(SPARE_COPIES), 1)
-    capacity = np.minimum(instances * spare, fields[:, layout.NUM_BLOCKS])
+    spare = np.where(fields[:, R.SINGLE_COPIES] != 0, int(SPARE_COPIES), 1)
+    capacity = np.minimum(instances * spare, fields[:, R.NUM_BLOCKS])
     ends = np.cumsum(capacity)
-    fields[:, layout.COPY_BUMP] = ends - capacity
-    fields[:, layout.FIRST_RUN] = ends[-1]
+    fields[:, R.COPY_BUMP] = ends - capacity
+    fields[:, R.FIRST_RUN] = ends[-1]
     return int(ends[-1])
 
 
 def empty_pools(copies: int, requests: int, rows: int, forecast: Forecast | None) -> Pools:
     """Pools in which nothing is cached."""
     return Pools(
-        nodes=np.zeros((layout.NODE_FIELDS, copies + requests), np.int32),
-        index=np.full((layout.INDEX_FIELDS, rows), layout.NONE, np.int32),
+        nodes=np.zeros((P.NODE_FIELDS, copies + requests), np.int32),
+        index=np.full((P.INDEX_FIELDS, rows), NONE, np.int32),
         forecast=forecast,
         events=None,
     )
@@ -69,13 +74,13 @@ def own_blocks(
     """
     state = requests.state
     own = np.zeros(state.shape[1], np.int32)
-    if not params[layout.PREFIX_CACHING]:
+    if not params[R.PREFIX_CACHING]:
         return own
-    blocks = reach // params[layout.BLOCK_SIZE]
+    blocks = reach // params[R.BLOCK_SIZE]
     if whole:
-        np.maximum.at(own, state[layout.FAMILY], blocks.astype(np.int32))
-    elif params[layout.SINGLE_COPIES]:
-        own = np.maximum(blocks - state[layout.SHARED], 0).astype(np.int32)
+        np.maximum.at(own, state[Q.FAMILY], blocks.astype(np.int32))
+    elif params[R.SINGLE_COPIES]:
+        own = np.maximum(blocks - state[Q.SHARED], 0).astype(np.int32)
     return own
 
 
@@ -103,30 +108,30 @@ def content_of(
         InputError: more blocks than 32 bits count.
     """
     fields, state = ranks.fields, requests.state
-    shared = state[layout.SHARED].astype(np.int64)
-    per_node = fields[pool, layout.BLOCKS_PER_NODE]
-    single = fields[pool, layout.SINGLE_COPIES] != 0
+    shared = state[Q.SHARED].astype(np.int64)
+    per_node = fields[pool, R.BLOCKS_PER_NODE]
+    single = fields[pool, R.SINGLE_COPIES] != 0
     entries = -(-shared // np.maximum(per_node, 1))
-    family_own = own[state[layout.FAMILY]].astype(np.int64)
+    family_own = own[state[Q.FAMILY]].astype(np.int64)
     at_once = single | (family_own > 0)
     # A row that is not handed out at once has two requests at least.
     rows = int((entries * per_node)[at_once].sum())
     rows += int(min(family_own.sum(), len(fields) * own.sum(dtype=np.int64)))
     rows += int((entries * per_node)[~at_once].sum()) // 2
     identified = np.minimum(
-        reach // fields[pool, layout.BLOCK_SIZE],
+        reach // fields[pool, R.BLOCK_SIZE],
         np.maximum(shared, family_own) if whole else shared + family_own,
     )
     spare = np.where(single, int(SPARE_COPIES), 1)
-    blocks = fields[:, layout.NUM_BLOCKS].sum(dtype=np.float64)
+    blocks = fields[:, R.NUM_BLOCKS].sum(dtype=np.float64)
     copies = int(min((identified * spare).sum(), blocks))
     if max(rows, copies + state.shape[1]) > _MOST_ROWS:
         expected = f"at most {_MOST_ROWS} blocks of prompt content that can be found again"
         raise InputError("prefix tree", max(rows, copies), expected)
-    fields[:, layout.COPY_BUMP] = fields[:, layout.FIRST_RUN] = copies
+    fields[:, R.COPY_BUMP] = fields[:, R.FIRST_RUN] = copies
     keys = int(entries.sum()) + int(np.count_nonzero(family_own))
     table = np.full((1 << (keys + keys // 2).bit_length(), 2), -1, np.int64)
-    counters = np.zeros(kernel.CONTENT_STATE, np.int64)
-    counters[kernel.OWN_KEYS] = nodes
-    counters[kernel.OWN_WHOLE] = whole
+    counters = np.zeros(F.CONTENT_STATE, np.int64)
+    counters[F.OWN_KEYS] = nodes
+    counters[F.OWN_WHOLE] = whole
     return Content(counters, own, table), copies, rows

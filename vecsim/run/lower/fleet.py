@@ -17,10 +17,16 @@ from vecsim.config.roles import Role
 from vecsim.config.schema import DisaggregatedTopology, Tokenization
 from vecsim.kernels.cache import sharing
 from vecsim.kernels.fleet.itl_histogram import GAP_BINS
-from vecsim.kernels.state import fleet as kernel
-from vecsim.kernels.state import layout
+from vecsim.kernels.state import fleet as F
+from vecsim.kernels.state import rank as R
+from vecsim.kernels.state import request as Q
+from vecsim.kernels.state import worker as W
+from vecsim.kernels.state.codes import NONE
 from vecsim.kernels.state.fleet import Clock, Fleet, Steps, Transfers
-from vecsim.kernels.state.layout import Forecast, Forest, Pools, Ranks, Requests, Scratch, Workers
+from vecsim.kernels.state.pools import Forecast, Forest, Pools
+from vecsim.kernels.state.rank import Ranks
+from vecsim.kernels.state.request import Requests
+from vecsim.kernels.state.worker import Scratch, Workers
 from vecsim.run.lower.arrivals import arrivals_of
 from vecsim.run.lower.content import content_of, empty_pools, forecast_of, own_blocks
 from vecsim.run.lower.ranks import (
@@ -147,7 +153,7 @@ def lower_fleet(
     ranks = ranks._replace(lists=place_lists(ranks, most))
     forecast = None
     if eviction == "belady":
-        prompt_blocks = requests.state[layout.ISL] // sides[0].params[layout.BLOCK_SIZE]
+        prompt_blocks = requests.state[Q.ISL] // sides[0].params[R.BLOCK_SIZE]
         forecast = forecast_of(prompt_blocks, sides[0].paths)
     sglang = plans[0].role.backend == "sglang"
     pools, content, requests = _pools(sides, ranks, requests, most, forecast, talks is not None)
@@ -194,38 +200,38 @@ def _side(
     params, factors = params_of(role, longest, eviction, plan.timing)
     if role.stage != "aggregated":
         set_role(role, params, factors)
-    caching = bool(params[layout.PREFIX_CACHING])
+    caching = bool(params[R.PREFIX_CACHING])
     if needs_identities(role, own, limit):
-        params[layout.SINGLE_COPIES] = caching
+        params[R.SINGLE_COPIES] = caching
     known, known_order = own, order
     if talks is not None:
         # What prompts hold as far as it is known ahead, from the whole workload.
         known, known_order = known_ahead(workload, talks), None
     one_rank = np.zeros(len(known), np.int64)
     whole = paths_of(known, role.rank, longest, known_order, one_rank, 1, caching)
-    params[layout.BLOCKS_PER_NODE] = whole.blocks_per_node[0]
+    params[R.BLOCKS_PER_NODE] = whole.blocks_per_node[0]
     paths = whole
     if talks is not None:
         spans = np.ascontiguousarray(whole.spans[:, talks.session])
         paths = whole._replace(spans=spans, covered=whole.covered[talks.session])
     requests = requests_of(own, limit, reason, paths, order, counted)
     state = requests.state
-    state[layout.RANK] = layout.NONE
+    state[Q.RANK] = NONE
     if talks is not None:
-        state[layout.FAMILY] = talks.first
+        state[Q.FAMILY] = talks.first
     if role.backend == "sglang":
-        state[layout.SHARED] = paths.covered
+        state[Q.SHARED] = paths.covered
         requests = requests._replace(path_rows=paths.nodes)
     elif caching:
-        state[layout.LONER] = private_requests(own, order)
-        if params[layout.SINGLE_COPIES] and talks is None:
-            state[layout.SHARED] = paths.covered
+        state[Q.LONER] = private_requests(own, order)
+        if params[R.SINGLE_COPIES] and talks is None:
+            state[Q.SHARED] = paths.covered
         else:
             shared = shared_blocks(params, known, whole)
-            state[layout.SHARED] = shared if talks is None else shared[talks.session]
+            state[Q.SHARED] = shared if talks is None else shared[talks.session]
         requests = _own_paths(requests, params, paths)
-    state[layout.OWN_FROM] = state[layout.SHARED]
-    reach = state[layout.ISL].astype(np.int64) + state[layout.LIMIT]
+    state[Q.OWN_FROM] = state[Q.SHARED]
+    reach = state[Q.ISL].astype(np.int64) + state[Q.LIMIT]
     if talks is not None:
         reach = talks.reach
     return _Side(plan, params, factors, requests, paths, reach)
@@ -235,11 +241,11 @@ def _own_paths(requests: Requests, params: np.ndarray, paths: sharing.Paths) -> 
     """Requests with a stretch of `path_rows` each for the contents that they share, which become
     rows when they are placed."""
     state = requests.state
-    per_node = int(params[layout.BLOCKS_PER_NODE])
-    entries = -(-state[layout.SHARED].astype(np.int64) // per_node)
+    per_node = int(params[R.BLOCKS_PER_NODE])
+    entries = -(-state[Q.SHARED].astype(np.int64) // per_node)
     ends = np.cumsum(entries)
     starts = ends - entries
-    state[layout.PATH] = starts
+    state[Q.PATH] = starts
     places = np.arange(int(ends[-1]) if len(ends) else 0) + np.repeat(
         paths.spans[0] - starts, entries
     )
@@ -266,8 +272,8 @@ def _members(sides: list[_Side]) -> tuple[Ranks, Workers]:
         states.append(new_workers(plan.workers, first_rank, dp_size, pool, first_worker))
         first_rank += plan.ranks
         first_worker += plan.workers
-    times = np.zeros((first_worker, layout.WORKER_TIME + layout.CHUNK))
-    times[:, layout.WAKE_AT] = np.inf
+    times = np.zeros((first_worker, W.WORKER_TIME + W.CHUNK))
+    times[:, W.WAKE_AT] = np.inf
     ranks = Ranks(np.concatenate(fields), np.concatenate(factors), np.zeros(0, np.int32))
     return ranks, Workers(np.concatenate(states), times)
 
@@ -278,10 +284,10 @@ def _copies(sides: list[_Side]) -> Requests:
         return sides[0].requests
     n = sides[0].requests.state.shape[1]
     for pool, side in enumerate(sides[1:], 1):
-        side.requests.state[layout.PATH] += sum(
+        side.requests.state[Q.PATH] += sum(
             len(before.requests.path_rows) for before in sides[:pool]
         )
-        side.requests.state[layout.FAMILY] += pool * n
+        side.requests.state[Q.FAMILY] += pool * n
     own = [side.requests for side in sides]
     return Requests(
         state=np.concatenate([one.state for one in own], axis=1),
@@ -297,13 +303,13 @@ def _pools(
     most: np.ndarray,
     forecast: Forecast | None,
     whole: bool,
-) -> tuple[Pools | Forest, kernel.Content, Requests]:
+) -> tuple[Pools | Forest, F.Content, Requests]:
     """Empty pools, and what placement hands out."""
     copies_n = requests.state.shape[1]
     if sides[0].plan.role.backend == "sglang":
         forest = sglang_trees(ranks, most, len(sides) > 1)._replace(forecast=forecast)
-        nothing = kernel.Content(
-            np.zeros(kernel.CONTENT_STATE, np.int64),
+        nothing = F.Content(
+            np.zeros(F.CONTENT_STATE, np.int64),
             np.zeros(copies_n, np.int32),
             np.full((1, 2), -1, np.int64),
         )
@@ -330,7 +336,7 @@ def _of_pool(requests: Requests, pool: int, n: int) -> Requests:
     """The copies of one pool, with families numbered among themselves."""
     state = np.ascontiguousarray(requests.state[:, pool * n : (pool + 1) * n])
     if pool > 0:
-        state[layout.FAMILY] -= pool * n
+        state[Q.FAMILY] -= pool * n
     time = requests.time[:, pool * n : (pool + 1) * n]
     return Requests(state, np.ascontiguousarray(time), requests.path_rows)
 
@@ -338,14 +344,14 @@ def _of_pool(requests: Requests, pool: int, n: int) -> Requests:
 def new_scratch(ranks: Ranks, record_segments: bool) -> Scratch:
     """Working memory of one thread."""
     lines = _LOG_LINES + len(ranks.fields) if record_segments else 0
-    chunk = np.zeros((layout.CHUNK_FIELDS, layout.CHUNK))
-    chunk[layout.COUNTING] = np.arange(layout.CHUNK)
+    chunk = np.zeros((W.CHUNK_FIELDS, W.CHUNK))
+    chunk[W.COUNTING] = np.arange(W.CHUNK)
     return Scratch(
         chunk=chunk,
         bins=np.zeros(GAP_BINS, np.int64),
         log=np.zeros((3, _LOG_LINES)),
         log_length=np.zeros(2, np.int64),
-        segments=np.zeros((layout.SEGMENT_FIELDS, lines)),
+        segments=np.zeros((W.SEGMENT_FIELDS, lines)),
     )
 
 
@@ -360,17 +366,17 @@ def _clock(
     counts = [plan.workers for plan in plans]
     workers = sum(counts)
     servers = 0 if tokenization is None else min(tokenization.workers, n)
-    pools = np.zeros((len(plans), kernel.POOL_FIELDS), np.int64)
-    pools[:, kernel.FIRST_WORKER] = np.cumsum(counts) - counts
-    pools[:, kernel.WORKER_COUNT] = counts
-    state = np.zeros(kernel.CLOCK_STATE, np.int64)
-    state[kernel.SEGMENTS] = _INSTANTS_A_CALL
-    time = np.zeros(kernel.CLOCK_TIME)
-    time[kernel.HORIZON] = horizon_ms
-    time[kernel.NEXT_TICK] = np.inf
+    pools = np.zeros((len(plans), F.POOL_FIELDS), np.int64)
+    pools[:, F.FIRST_WORKER] = np.cumsum(counts) - counts
+    pools[:, F.WORKER_COUNT] = counts
+    state = np.zeros(F.CLOCK_STATE, np.int64)
+    state[F.SEGMENTS] = _INSTANTS_A_CALL
+    time = np.zeros(F.CLOCK_TIME)
+    time[F.HORIZON] = horizon_ms
+    time[F.NEXT_TICK] = np.inf
     if tokenization is not None:
-        time[kernel.TOKENIZE_MS] = tokenization.base_ms
-        time[kernel.TOKENIZE_TOKEN_MS] = tokenization.per_input_token_ms
+        time[F.TOKENIZE_MS] = tokenization.base_ms
+        time[F.TOKENIZE_TOKEN_MS] = tokenization.per_input_token_ms
     return Clock(
         state=state,
         time=time,
@@ -397,22 +403,22 @@ def _transfers(
     """What passes between two pools; only the prefill role's fields say what a transfer costs
     (reference: runtimes, section 6.2)."""
     rank = plans[0].role.rank
-    time = np.zeros(kernel.TRANSFERS_TIME)
-    time[kernel.LATENCY_MS] = topology.handoff_latency_ms
+    time = np.zeros(F.TRANSFERS_TIME)
+    time[F.LATENCY_MS] = topology.handoff_latency_ms
     if rank.kv_transfer_bytes_per_token is not None:
-        time[kernel.BANDWIDTH] = rank.kv_transfer_bandwidth or 0.0
-        time[kernel.BYTES_PER_TOKEN] = rank.kv_transfer_bytes_per_token
-    state = np.zeros(kernel.TRANSFERS_STATE, np.int64)
-    state[kernel.DESTINATION_MISSING] = rank.kv_transfer_timing_mode == "destination_missing"
-    state[kernel.TRANSFER_BLOCK] = plans[1].role.rank.block_tokens
+        time[F.BANDWIDTH] = rank.kv_transfer_bandwidth or 0.0
+        time[F.BYTES_PER_TOKEN] = rank.kv_transfer_bytes_per_token
+    state = np.zeros(F.TRANSFERS_STATE, np.int64)
+    state[F.DESTINATION_MISSING] = rank.kv_transfer_timing_mode == "destination_missing"
+    state[F.TRANSFER_BLOCK] = plans[1].role.rank.block_tokens
     return Transfers(
         state=state,
         time=time,
-        requests=np.zeros((kernel.TRANSFER_REQUEST, n), np.int32),
-        instants=np.full((kernel.TRANSFER_INSTANTS, n), np.nan),
+        requests=np.zeros((F.TRANSFER_REQUEST, n), np.int32),
+        instants=np.full((F.TRANSFER_INSTANTS, n), np.nan),
         actions=np.zeros((2, 2 * n + 1), np.int32),
         ends=_event_queue(n),
-        deferred=np.full((2, len(ranks.fields)), layout.NONE, np.int64),
+        deferred=np.full((2, len(ranks.fields)), NONE, np.int64),
         steps=None,
     )
 
@@ -428,7 +434,7 @@ def _observed(
     n = fleet.arrivals.requests.shape[1]
     pages = np.concatenate(
         [
-            side.reach // side.params[layout.BLOCK_SIZE]
+            side.reach // side.params[R.BLOCK_SIZE]
             if talks is not None
             else blocks_of_sequences(side.requests, side.params)
             for side in sides
@@ -446,7 +452,7 @@ def _observed(
     log = new_log(watched, len(fleet.ranks.fields), coupled=True, named=named)
     fleet = fleet._replace(pools=fleet.pools._replace(events=log))
     if fleet.transfers is not None:
-        lines = np.zeros((kernel.STEP_FIELDS, kernel.STEP_KINDS * n))
+        lines = np.zeros((F.STEP_FIELDS, F.STEP_KINDS * n))
         steps = Steps(lines, np.zeros(1, np.int64))
         fleet = fleet._replace(transfers=fleet.transfers._replace(steps=steps))
     return replace(state, fleet=fleet, watched=watched)
@@ -459,20 +465,20 @@ def _named_pages(
     flight together can have): rows of the prefix tree of each pool first, then for each family one
     for every page behind its path."""
     columns = fleet.requests.state
-    family = columns[layout.FAMILY]
+    family = columns[Q.FAMILY]
     own = np.zeros(len(pages), np.int64)
-    behind = pages if talks is not None else np.maximum(pages - columns[layout.SHARED], 0)
+    behind = pages if talks is not None else np.maximum(pages - columns[Q.SHARED], 0)
     np.maximum.at(own, family, behind)
     first, starts, path_rows = 0, [], []
     for side in sides:
-        per_node = int(side.params[layout.BLOCKS_PER_NODE])
+        per_node = int(side.params[R.BLOCKS_PER_NODE])
         path_rows.append(first + side.requests.path_rows * np.int32(per_node))
         first += len(side.paths.marks) * per_node
     starts = first + np.cumsum(own) - own
     rows = checked_rows(int(first + own.sum()))
-    columns[layout.OWN_ROWS] = starts[family]
+    columns[Q.OWN_ROWS] = starts[family]
     if talks is not None:
-        columns[layout.OWN_ROWS] += columns[layout.OWN_FROM]
+        columns[Q.OWN_ROWS] += columns[Q.OWN_FROM]
     named = fleet.requests._replace(path_rows=np.concatenate(path_rows).astype(np.int32))
     # A turn is released when the one before has ended, and the log is looked at in between.
     return named, rows, None if talks is None else int(own.sum())

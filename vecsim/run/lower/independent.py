@@ -13,8 +13,14 @@ from vecsim.config.roles import Role
 from vecsim.config.schema import Tokenization
 from vecsim.kernels.cache import sharing
 from vecsim.kernels.fleet.placement import tokenize_all
-from vecsim.kernels.state import layout
-from vecsim.kernels.state.layout import Forest, Pools, Ranks, Requests, Workers
+from vecsim.kernels.state import pools as P
+from vecsim.kernels.state import rank as R
+from vecsim.kernels.state import request as Q
+from vecsim.kernels.state.codes import NONE
+from vecsim.kernels.state.pools import Forest, Pools
+from vecsim.kernels.state.rank import Ranks
+from vecsim.kernels.state.request import Requests
+from vecsim.kernels.state.worker import Workers
 from vecsim.run.lower.content import empty_pools, forecast_of, place_copies
 from vecsim.run.lower.ranks import one_pool, params_of, place_lists, sglang_trees
 from vecsim.run.lower.requests import (
@@ -96,15 +102,15 @@ def lower_independent(
     limit, reason, longest = output_limits(workload, role.rank)
     params, factors = params_of(role, longest, eviction, timing)
     if needs_identities(role, workload, limit):
-        params[layout.SINGLE_COPIES] = params[layout.PREFIX_CACHING]
-    caching = bool(params[layout.PREFIX_CACHING])
+        params[R.SINGLE_COPIES] = params[R.PREFIX_CACHING]
+    caching = bool(params[R.PREFIX_CACHING])
     paths = paths_of(workload, role.rank, longest, order, placed, workers * role.dp_size, caching)
-    params[layout.BLOCKS_PER_NODE] = paths.blocks_per_node[0]
+    params[R.BLOCKS_PER_NODE] = paths.blocks_per_node[0]
     ranks, fresh = one_pool(workers, role.dp_size, params, factors)
     requests = requests_of(workload, limit, reason, paths, order, counted)
-    requests.state[layout.RANK] = placed
-    requests.time[layout.RELEASED] = released
-    requests.time[layout.ARRIVAL] = arrivals
+    requests.state[Q.RANK] = placed
+    requests.time[Q.RELEASED] = released
+    requests.time[Q.ARRIVAL] = arrivals
     if role.rank.emit_kv_events:
         checked_rows(int(blocks_of_sequences(requests, params).sum()))
     _queue_all(ranks, requests, paths.starts)
@@ -112,27 +118,27 @@ def lower_independent(
     ranks = ranks._replace(lists=place_lists(ranks, most))
     forecast = None
     if eviction == "belady":
-        forecast = forecast_of(requests.state[layout.ISL] // params[layout.BLOCK_SIZE], paths)
+        forecast = forecast_of(requests.state[Q.ISL] // params[R.BLOCK_SIZE], paths)
     if role.backend == "sglang":
-        requests.state[layout.SHARED] = paths.covered
-        requests.state[layout.TREE_NODE] = requests.state[layout.RANK]
+        requests.state[Q.SHARED] = paths.covered
+        requests.state[Q.TREE_NODE] = requests.state[Q.RANK]
         requests = requests._replace(path_rows=paths.nodes)
         forest = sglang_trees(ranks, most, False)._replace(forecast=forecast)
         state = Independent(ranks, fresh, requests, forest, order)
         return _watched_pages(state, paths, role) if role.rank.emit_kv_events else state
     if caching:
-        requests.state[layout.LONER] = private_requests(workload, order)
+        requests.state[Q.LONER] = private_requests(workload, order)
     contents = np.zeros(0, np.int32)
     if forecast is not None:
-        sequences = requests.state[layout.ISL].astype(np.int64) + requests.state[layout.LIMIT]
-        rows = int(paths.covered.sum()) + int((sequences // params[layout.BLOCK_SIZE]).sum()) + 1
-        contents = np.full(rows, layout.NONE, np.int32)
+        sequences = requests.state[Q.ISL].astype(np.int64) + requests.state[Q.LIMIT]
+        rows = int(paths.covered.sum()) + int((sequences // params[R.BLOCK_SIZE]).sum()) + 1
+        contents = np.full(rows, NONE, np.int32)
     instances = np.zeros(len(ranks.fields), np.int64)
     rows = int(sharing.analyse(requests, paths, contents, ranks.fields, instances))
     copies = place_copies(ranks, instances)
     pools = empty_pools(copies, len(workload), rows, forecast)
     if forecast is not None:
-        pools.index[layout.CONTENT] = contents[:rows]
+        pools.index[P.CONTENT] = contents[:rows]
     state = Independent(ranks, fresh, requests, pools, order)
     if not role.rank.emit_kv_events:
         return state
@@ -147,10 +153,10 @@ def _queue_all(ranks: Ranks, requests: Requests, starts: np.ndarray) -> None:
     some = starts[1:] > starts[:-1]
     first, last = starts[:-1][some], starts[1:][some] - 1
     following = np.arange(1, requests.state.shape[1] + 1)
-    following[last] = layout.NONE
-    requests.state[layout.NEXT] = following
-    ranks.fields[some, layout.QUEUE_HEAD] = first
-    ranks.fields[some, layout.QUEUE_TAIL] = last
+    following[last] = NONE
+    requests.state[Q.NEXT] = following
+    ranks.fields[some, R.QUEUE_HEAD] = first
+    ranks.fields[some, R.QUEUE_TAIL] = last
 
 
 def _watched_pages(state: Independent, paths: sharing.Paths, role: Role) -> Independent:
@@ -164,12 +170,12 @@ def _watched_pages(state: Independent, paths: sharing.Paths, role: Role) -> Inde
     own = np.maximum(pages - paths.covered, 0)
     first = len(paths.marks) * per_node
     rows = 0
-    if fields[0, layout.PREFIX_CACHING]:
+    if fields[0, R.PREFIX_CACHING]:
         rows = checked_rows(int(first + own.sum()))
-    columns[layout.OWN_FROM] = paths.covered
-    columns[layout.OWN_ROWS] = first + np.cumsum(own) - own
+    columns[Q.OWN_FROM] = paths.covered
+    columns[Q.OWN_ROWS] = first + np.cumsum(own) - own
     named = state.requests._replace(path_rows=paths.nodes * np.int32(per_node))
-    instances = np.bincount(columns[layout.RANK], weights=pages, minlength=len(fields))
+    instances = np.bincount(columns[Q.RANK], weights=pages, minlength=len(fields))
     words = words_a_pass(instances.astype(np.int64), state.ranks, role.dp_size)
     return dataclasses.replace(state, watched=Watched(named, rows, words))
 

@@ -12,8 +12,11 @@ from vecsim.config.roles import Role
 from vecsim.config.schema import RankConfig
 from vecsim.errors import InputError
 from vecsim.kernels.cache import sharing
-from vecsim.kernels.state import layout
-from vecsim.kernels.state.layout import Requests
+from vecsim.kernels.state import rank as R
+from vecsim.kernels.state import request as Q
+from vecsim.kernels.state import status as S
+from vecsim.kernels.state.codes import NEVER, NONE, UNLIMITED
+from vecsim.kernels.state.request import Requests
 from vecsim.workload.columns import offsets_of
 from vecsim.workload.select import take
 from vecsim.workload.workload import PrefixTree, Workload
@@ -30,16 +33,16 @@ def output_limits(workload: Workload, rank: RankConfig) -> tuple[np.ndarray, np.
     codes, tokens of the longest sequence)."""
     prompt = workload.input_length.astype(np.int64)
     limit = workload.output_length.astype(np.int64)
-    reason = np.full(len(limit), layout.NO_REASON, np.uint8)
+    reason = np.full(len(limit), S.NO_REASON, np.uint8)
     if rank.max_model_len is not None:
         room = np.maximum(rank.max_model_len - prompt, 0)
-        reason[room < limit] = layout.LENGTH
+        reason[room < limit] = S.LENGTH
         limit = np.minimum(limit, room)
     if rank.backend == "trtllm":
         # The output of a prompt that fits is clamped to the pool (reference: TensorRT-LLM, B1).
-        room = min(rank.num_gpu_blocks * rank.block_tokens, int(layout.UNLIMITED)) - prompt
+        room = min(rank.num_gpu_blocks * rank.block_tokens, int(UNLIMITED)) - prompt
         clamped = (room > 0) & (room < limit)
-        reason[clamped] = layout.KV_CAPACITY_EXHAUSTED
+        reason[clamped] = S.KV_CAPACITY_EXHAUSTED
         limit = np.where(clamped, room, limit)
     longest = int((prompt + limit).max()) if len(prompt) else 0
     if longest > LONGEST_SEQUENCE:
@@ -92,19 +95,19 @@ def requests_of(
     counted: np.ndarray | None,
 ) -> Requests:
     n = len(workload)
-    state = np.zeros((layout.REQUEST_STATE, n), np.int32)
-    state[layout.ISL] = in_order(workload.input_length, order)
-    state[layout.LIMIT] = in_order(limit, order)
-    state[layout.REASON] = in_order(reason, order)
-    state[layout.COUNTED] = 1 if counted is None else in_order(counted, order)
-    state[layout.FRESH] = 1
-    state[layout.PATH] = paths.spans[0]
-    state[layout.OWN_TAIL] = layout.NONE
-    state[layout.STATUS] = layout.UNFINISHED
-    state[layout.FAMILY] = np.arange(n)
+    state = np.zeros((Q.REQUEST_STATE, n), np.int32)
+    state[Q.ISL] = in_order(workload.input_length, order)
+    state[Q.LIMIT] = in_order(limit, order)
+    state[Q.REASON] = in_order(reason, order)
+    state[Q.COUNTED] = 1 if counted is None else in_order(counted, order)
+    state[Q.FRESH] = 1
+    state[Q.PATH] = paths.spans[0]
+    state[Q.OWN_TAIL] = NONE
+    state[Q.STATUS] = S.UNFINISHED
+    state[Q.FAMILY] = np.arange(n)
     return Requests(
         state=state,
-        time=np.full((layout.REQUEST_TIME, n), np.nan),
+        time=np.full((Q.REQUEST_TIME, n), np.nan),
         path_rows=np.zeros(len(paths.nodes), np.int32),
     )
 
@@ -125,14 +128,14 @@ def private_requests(workload: Workload, order: np.ndarray | None) -> np.ndarray
 
 def blocks_of_sequences(requests: Requests, params: np.ndarray) -> np.ndarray:
     """int64 [n], most full blocks that each request can have."""
-    sequences = requests.state[layout.ISL].astype(np.int64) + requests.state[layout.LIMIT]
-    return sequences // params[layout.BLOCK_SIZE]
+    sequences = requests.state[Q.ISL].astype(np.int64) + requests.state[Q.LIMIT]
+    return sequences // params[R.BLOCK_SIZE]
 
 
 def checked_rows(rows: int) -> int:
     """`rows`, unless they are more than 32 bits can name."""
-    if rows > layout.NEVER:
-        expected = f"at most {layout.NEVER} blocks of all requests, for KV events"
+    if rows > NEVER:
+        expected = f"at most {NEVER} blocks of all requests, for KV events"
         raise InputError("observe", rows, expected)
     return rows
 
@@ -201,7 +204,7 @@ def turn_limits(
     later = np.ones(len(limit), bool)
     later[talks.rows[talks.starts]] = False
     limit = np.where(later, workload.output_length, limit)
-    reason[later] = layout.NO_REASON
+    reason[later] = S.NO_REASON
     longest = int(talks.reach.max(initial=0))
     if longest > LONGEST_SEQUENCE:
         row = int(talks.rows[talks.reach.argmax()])
@@ -262,15 +265,15 @@ def _known_tokens(workload: Workload, planned: np.ndarray, turns: np.ndarray) ->
 
 def shared_blocks(params: np.ndarray, known: Workload, paths: sharing.Paths) -> np.ndarray:
     """int32 [rows of `known`], leading blocks that another row has too."""
-    fields = np.zeros((1, layout.RANK_FIELDS), np.int64)
-    fields[:, : layout.PARAMS] = params
-    fields[:, layout.SINGLE_COPIES] = 0
+    fields = np.zeros((1, R.RANK_FIELDS), np.int64)
+    fields[:, : R.PARAMS] = params
+    fields[:, R.SINGLE_COPIES] = 0
     everyone = Requests(
-        state=np.zeros((layout.REQUEST_STATE, len(known)), np.int32),
-        time=np.zeros((layout.REQUEST_TIME, 0)),
+        state=np.zeros((Q.REQUEST_STATE, len(known)), np.int32),
+        time=np.zeros((Q.REQUEST_TIME, 0)),
         path_rows=np.zeros(len(paths.nodes), np.int32),
     )
-    everyone.state[layout.PATH] = paths.spans[0]
+    everyone.state[Q.PATH] = paths.spans[0]
     instances = np.zeros(1, np.int64)
     sharing.analyse(everyone, paths, np.zeros(0, np.int32), fields, instances)
-    return everyone.state[layout.SHARED]
+    return everyone.state[Q.SHARED]
