@@ -6,8 +6,8 @@ What it is spared here, each trick with the reason why kernels may have it:
 `library`: link once.
     Numba optimises every function to machine code, and again in each caller that it is linked into.
     Inner kernels are called by kernels alone, so they stay as they were lowered; the entry point
-    links all that it reaches, and only the whole is optimised. Off: give `InnerCompiler` Numba's
-    JITCodeLibrary, as the lowering of `EntryCompiler` would still link what it calls.
+    links all that it reaches, and only the whole is optimised. Off: let the library of
+    `InnerCompiler` be a LinkingLibrary.
 
 `library`: long functions are not inlined.
     LLVM inlines what has one caller, and its time grows faster than the length of a function. Off:
@@ -18,7 +18,7 @@ What it is spared here, each trick with the reason why kernels may have it:
     function and subscript; LLVM has to remove all of it. Kernels take C-contiguous arrays, so a
     data pointer and a shape do. Nine of ten LLVM instructions go. It is a calling convention: a
     kernel cannot hand an array to a function of plain Numba (it is refused). Off: leave
-    NativeLowering in `pipeline`, and the context as it is.
+    NativeLowering, and the context, as they are in `pipeline`.
 
 `lowering`: no checks after calls.
     Kernels raise nothing (their answers are codes). For the same reason bounds checks and debug
@@ -35,7 +35,7 @@ What it is spared here, each trick with the reason why kernels may have it:
     While an entry point is compiled, under the lock that all compiling takes: the templates found
     for operators are remembered, flags are compared without a look-up for each, variables are
     gathered without recursion over classes, messages stay uncoloured, events untold, and the
-    garbage collector rests. The answers are the same. Off: take the pair out of `quick_compiler`.
+    garbage collector rests. The answers are the same. Off: take its line out of `quick_compiler`.
 
 All of it is off with VECSIM_NUMBA=plain, and for a Numba outside `mode.TESTED`. To extend that
 range, run the tests with VECSIM_NUMBA=fast under the new release, then change the range. The stored
