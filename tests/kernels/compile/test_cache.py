@@ -47,8 +47,8 @@ def copy(tmp_path):
 
 
 def start(copy, cache, script=SCRIPT, **environment):
-    environment = {**os.environ, "VECSIM_CACHE_DIR": str(cache), **environment}
-    environment.pop("NUMBA_DISABLE_JIT", None)
+    usual = {name: value for name, value in os.environ.items() if not name.startswith("NUMBA_")}
+    environment = {**usual, "VECSIM_CACHE_DIR": str(cache), **environment}
     return subprocess.Popen(
         [sys.executable, "-I", "-B", "-c", script, str(copy.parent)],
         env=environment,
