@@ -178,6 +178,25 @@ class _CacheImpl(caching.CompileResultCacheImpl):
     def locator(self) -> _Locator:
         return self._locator
 
+    def check_cachable(self, data: Any) -> bool:
+        """Whether compiled code is good in another process.
+
+        Numba refuses code with addresses of this one. But where a kernel hands another on, that is
+        known when it is compiled, and the address that is passed besides is never read.
+        """
+        # LLVM numbers the later ones of a name: numba.dynamic.globals.ADDRESS.NUMBER.
+        addresses = {int(name.split(".")[3], 16) for name in data.library._dynamic_globals}
+        return addresses <= _kernels.keys() or super().check_cachable(data)
+
+
+_kernels: dict[int, Any] = {}
+
+
+def may_be_handed_on(kernel: Any) -> Any:
+    """The compiled function; kernels that pass it to others are kept in the cache all the same."""
+    _kernels[id(kernel)] = kernel
+    return kernel
+
 
 class _KernelCache(caching.FunctionCache):
     _impl_class = _CacheImpl

@@ -13,7 +13,7 @@ from typing import Any
 
 import numba
 
-from vecsim.kernels.compile.cache import kernel_cache
+from vecsim.kernels.compile.cache import kernel_cache, may_be_handed_on
 from vecsim.kernels.compile.mode import DISABLED, FAST
 
 OPTIONS = {"nogil": True, "error_model": "numpy", "fastmath": False, "_nrt": False}
@@ -35,7 +35,7 @@ def inner(function: Callable) -> Callable:
     """Compile `function` into the entry points that reach it."""
     if DISABLED:
         return function
-    return numba.njit(**OPTIONS, **_INNER, **_inner_pipeline())(function)
+    return may_be_handed_on(numba.njit(**OPTIONS, **_INNER, **_inner_pipeline())(function))
 
 
 def keep_and_quicken(compiled: Any, function: Callable) -> None:

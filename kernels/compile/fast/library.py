@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from numba.core.codegen import JITCodeLibrary
 
-_LONG = 100
+LONG = 100
 """LLVM instructions, before optimising, above which a function is not inlined."""
 
 
@@ -70,7 +70,7 @@ class InnerLibrary(LinkingLibrary):
 
     def add_ir_module(self, ir_module):
         for function in ir_module.functions:
-            if _length(function) > _LONG:
+            if _length(function) > LONG:
                 function.attributes.add("noinline")
         super().add_ir_module(ir_module)
 

@@ -47,8 +47,8 @@ def copy(tmp_path):
 
 
 def start(copy, cache, script=SCRIPT, **environment):
-    environment = {**os.environ, "VECSIM_CACHE_DIR": str(cache), **environment}
-    environment.pop("NUMBA_DISABLE_JIT", None)
+    usual = {name: value for name, value in os.environ.items() if not name.startswith("NUMBA_")}
+    environment = {**usual, "VECSIM_CACHE_DIR": str(cache), **environment}
     return subprocess.Popen(
         [sys.executable, "-I", "-B", "-c", script, str(copy.parent)],
         env=environment,
@@ -131,6 +131,46 @@ def test_modules_of_one_name_in_two_folders_are_not_one(copy, tmp_path):
         )
     for _ in range(2):
         assert run(copy, tmp_path / "cache", TWINS)[0] == ["11", "21"]
+
+
+HANDED_ON = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from vecsim.kernels.compile.cache import on_compile
+on_compile(print)
+from vecsim.kernels.handing import run
+print(run(20))
+"""
+HANDING = """
+from vecsim.kernels.compile.jit import entry, inner
+
+
+@inner
+def double(x):
+    return 2 * x
+
+
+@inner
+def mix(f, x):
+    for k in range(x):
+        LONG
+    return x
+
+
+@entry
+def run(x):
+    return mix(double, x) + mix(double, x + 1) + mix(double, x + 2)
+""".replace("LONG", "\n        ".join(40 * ["x = (x + f(k)) % 1_000_003"]))
+
+
+def test_a_kernel_that_is_handed_on_is_found_again(copy, tmp_path):
+    """Plain Numba passes its address besides, which is another in another process."""
+    (copy / "kernels" / "handing.py").write_text(HANDING)
+    for way in ("fast", "plain"):
+        for compiled in (["vecsim.kernels.handing.run"], []):
+            out, err = run(copy, tmp_path / "cache", HANDED_ON, VECSIM_NUMBA=way)
+            assert out == [*compiled, "50543"]
+            assert "Cannot cache" not in err
 
 
 def test_a_damaged_cache_is_rebuilt(copy, tmp_path):
