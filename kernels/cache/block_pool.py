@@ -1,4 +1,4 @@
-"""Paged KV pool of one rank: free blocks, cached copies, prefix index, idle list, eviction.
+"""Paged KV pool of one rank: free blocks, cached copies, prefix index, evictable list, eviction.
 
 A block is free, owned and not findable (a plain count), or a *copy*: cached under an identity and
 findable. Blocks that only their own request can find again (everything behind SHARED) need no copy:
@@ -50,29 +50,29 @@ def row_run(requests, s, q, block):
 
 
 @inner
-def link_idle(pools, s, node):
-    """Append a node to the tail of the idle list."""
-    tail = s[R.IDLE_TAIL]
+def link_evictable(pools, s, node):
+    """Append a node to the tail of the evictable list."""
+    tail = s[R.EVICTABLE_TAIL]
     pools.nodes[P.PREVIOUS, node] = tail
     pools.nodes[P.FOLLOWING, node] = NONE
     if tail < 0:
-        s[R.IDLE_HEAD] = node
+        s[R.EVICTABLE_HEAD] = node
     else:
         pools.nodes[P.FOLLOWING, tail] = node
-    s[R.IDLE_TAIL] = node
+    s[R.EVICTABLE_TAIL] = node
 
 
 @inner
-def unlink_idle(pools, s, node):
-    """Take a node out of the idle list."""
+def unlink_evictable(pools, s, node):
+    """Take a node out of the evictable list."""
     before = np.int64(pools.nodes[P.PREVIOUS, node])
     after = np.int64(pools.nodes[P.FOLLOWING, node])
     if before < 0:
-        s[R.IDLE_HEAD] = after
+        s[R.EVICTABLE_HEAD] = after
     else:
         pools.nodes[P.FOLLOWING, before] = after
     if after < 0:
-        s[R.IDLE_TAIL] = before
+        s[R.EVICTABLE_TAIL] = before
     else:
         pools.nodes[P.PREVIOUS, after] = before
 
@@ -121,9 +121,9 @@ def forget_copy(pools, s, copy):
 
 
 @inner
-def belady_victim(requests, pools, forecast, s):
+def belady_victim(requests, pools, next_uses, s):
     """Idle copy to evict: a duplicate, else the farthest next use, else the earliest release."""
-    victim = s[R.IDLE_HEAD]
+    victim = s[R.EVICTABLE_HEAD]
     victim_use = NONE
     node = victim
     while node >= 0:
@@ -134,7 +134,7 @@ def belady_victim(requests, pools, forecast, s):
         content = np.int64(pools.index[P.CONTENT, row])
         if content >= 0:
             per_node = s[R.BLOCKS_PER_NODE]
-            use = next_use(requests, forecast, content // per_node, content % per_node)
+            use = next_use(requests, next_uses, content // per_node, content % per_node)
         if use > victim_use:
             victim = node
             victim_use = use
@@ -143,25 +143,25 @@ def belady_victim(requests, pools, forecast, s):
 
 
 @inner
-def next_victim(forecast, requests, pools, s):
-    """Idle copy or run to evict: the head of the idle list, or Belady's choice."""
-    if forecast is not None:
-        return belady_victim(requests, pools, forecast, s)
-    return s[R.IDLE_HEAD]
+def next_victim(next_uses, requests, pools, s):
+    """Idle copy or run to evict: the head of the evictable list, or Belady's choice."""
+    if next_uses is not None:
+        return belady_victim(requests, pools, next_uses, s)
+    return s[R.EVICTABLE_HEAD]
 
 
 @inner
 def evict(requests, pools, s, count):
-    """Evict `count` idle blocks: one event, as far as no copy of them is left."""
+    """Evict `count` evictable blocks: one event, as far as no copy of them is left."""
     first_run = s[R.FIRST_RUN]
     run_cached = requests.state[Q.RUN_CACHED]
-    s[R.IDLE] -= count
+    s[R.EVICTABLE] -= count
     begin_run(pools.events, s, REMOVED_FIRST)
     while count > 0:
-        node = next_victim(pools.forecast, requests, pools, s)
+        node = next_victim(pools.next_uses, requests, pools, s)
         if node < first_run:
             row = np.int64(pools.nodes[P.ROW, node])
-            unlink_idle(pools, s, node)
+            unlink_evictable(pools, s, node)
             forget_copy(pools, s, node)
             note_removed(pools.events, s, row, np.int64(pools.index[P.PRIMARY, row]))
             count -= 1
@@ -169,7 +169,7 @@ def evict(requests, pools, s, count):
             eaten = min(count, np.int64(run_cached[node - first_run]))
             run_cached[node - first_run] -= eaten
             if run_cached[node - first_run] == 0:
-                unlink_idle(pools, s, node)
+                unlink_evictable(pools, s, node)
             count -= eaten
     end_removed(pools.events, s)
 
@@ -217,23 +217,23 @@ def reference_prefix(requests, pools, s, q, hits):
         for _ in range(min(count, shared - block)):
             copy = np.int64(pools.index[P.PRIMARY, row])
             if pools.nodes[P.REFERENCES, copy] == 0:
-                unlink_idle(pools, s, copy)
-                s[R.IDLE] -= 1
+                unlink_evictable(pools, s, copy)
+                s[R.EVICTABLE] -= 1
             pools.nodes[P.REFERENCES, copy] += 1
             block += 1
             row += 1
     run = hits - shared
     if run > 0:
         requests.state[Q.RUN_CACHED, q] -= run
-        s[R.IDLE] -= run
+        s[R.EVICTABLE] -= run
         if requests.state[Q.RUN_CACHED, q] == 0:
-            unlink_idle(pools, s, s[R.FIRST_RUN] + q)
+            unlink_evictable(pools, s, s[R.FIRST_RUN] + q)
     requests.state[Q.HITS, q] = shared
     requests.state[Q.OWN_TAIL, q] = NONE
 
 
 @inner
-def publish(requests, pools, s, q, first, end):
+def cache_full_blocks(requests, pools, s, q, first, end):
     """Make the just computed full blocks first..end-1 findable; those that were not are stored."""
     if s[R.PREFIX_CACHING] == 0:
         return
@@ -257,8 +257,8 @@ def release_copy(pools, s, copy):
     """Give back one reference."""
     pools.nodes[P.REFERENCES, copy] -= 1
     if pools.nodes[P.REFERENCES, copy] == 0:
-        link_idle(pools, s, copy)
-        s[R.IDLE] += 1
+        link_evictable(pools, s, copy)
+        s[R.EVICTABLE] += 1
 
 
 @inner
@@ -272,8 +272,8 @@ def release(requests, pools, s, q, computed):
     shared = min(full, np.int64(requests.state[Q.SHARED, q]))
     if full > shared:
         requests.state[Q.RUN_CACHED, q] = full - shared
-        link_idle(pools, s, s[R.FIRST_RUN] + q)
-        s[R.IDLE] += full - shared
+        link_evictable(pools, s, s[R.FIRST_RUN] + q)
+        s[R.EVICTABLE] += full - shared
     hits = np.int64(requests.state[Q.HITS, q])
     copy = np.int64(requests.state[Q.OWN_TAIL, q])
     for _ in range(shared - hits):

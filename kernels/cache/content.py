@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from vecsim.kernels.cache.block_pool import new_copy, publish, row_run, unlink_idle
+from vecsim.kernels.cache.block_pool import cache_full_blocks, new_copy, row_run, unlink_evictable
 from vecsim.kernels.compile.jit import inner
 from vecsim.kernels.state import fleet as F
 from vecsim.kernels.state import pools as P
@@ -44,11 +44,11 @@ def _slot_of(table, key):
 
 
 @inner
-def _new_rows(forecast, pools, content, first_content, count):
-    """Hand out `count` rows; the forecast may want to know what they stand for."""
+def _new_rows(next_uses, pools, content, first_content, count):
+    """Hand out `count` rows; the next_uses may want to know what they stand for."""
     row = content.state[F.ROWS_USED]
     content.state[F.ROWS_USED] = row + count
-    if forecast is not None and first_content >= 0:
+    if next_uses is not None and first_content >= 0:
         for k in range(count):
             pools.index[P.CONTENT, row + k] = first_content + k
     return row
@@ -57,19 +57,19 @@ def _new_rows(forecast, pools, content, first_content, count):
 @inner
 def _grant_copies(pools, content, s, wanted):
     """Give a rank copies for so many more blocks, but no more than it has blocks."""
-    wanted = min(wanted, s[R.NUM_BLOCKS] - s[R.GRANTED])
+    wanted = min(wanted, s[R.NUM_BLOCKS] - s[R.COPIES_GRANTED])
     first = content.state[F.COPIES_USED]
     for copy in range(first, first + wanted):
         pools.nodes[P.NEWER, copy] = s[R.COPY_FREE]
         s[R.COPY_FREE] = copy
     content.state[F.COPIES_USED] = first + wanted
-    s[R.GRANTED] += wanted
+    s[R.COPIES_GRANTED] += wanted
 
 
 @inner
 def _split_run(requests, pools, s, q, first, count):
-    """Make copies of the `count` leading blocks, from `first` on, of an idle run. They keep their
-    places in the idle list: right behind the rest of the run, the last block first."""
+    """Make copies of the `count` leading blocks, from `first` on, of an evictable run. They keep
+    their places in the evictable list: right behind the rest of the run, the last block first."""
     nodes = pools.nodes
     run = s[R.FIRST_RUN] + q
     before = run
@@ -82,13 +82,13 @@ def _split_run(requests, pools, s, q, first, count):
         nodes[P.FOLLOWING, copy] = after
         nodes[P.FOLLOWING, before] = copy
         if after < 0:
-            s[R.IDLE_TAIL] = copy
+            s[R.EVICTABLE_TAIL] = copy
         else:
             nodes[P.PREVIOUS, after] = copy
         before = copy
     requests.state[Q.RUN_CACHED, q] -= count
     if requests.state[Q.RUN_CACHED, q] == 0:
-        unlink_idle(pools, s, run)
+        unlink_evictable(pools, s, run)
 
 
 @inner
@@ -102,7 +102,9 @@ def _share(requests, pools, content, s, q, shared):
     if idle > 0:
         _split_run(requests, pools, s, q, before, min(idle, shared - before))
     elif state[Q.STATUS, q] == S.UNFINISHED:
-        publish(requests, pools, s, q, before, np.int64(state[Q.COMPUTED, q]) // s[R.BLOCK_SIZE])
+        cache_full_blocks(
+            requests, pools, s, q, before, np.int64(state[Q.COMPUTED, q]) // s[R.BLOCK_SIZE]
+        )
 
 
 @inner
@@ -127,7 +129,7 @@ def _place_path(requests, pools, content, s, q, rank, at_once):
         row = content.table[slot, F.CONTENT_ROW]
         if row < 0:
             first = -1 - row
-            row = _new_rows(pools.forecast, pools, content, node * per_node, per_node)
+            row = _new_rows(pools.next_uses, pools, content, node * per_node, per_node)
             content.table[slot, F.CONTENT_ROW] = row
             if first != q:
                 other = first
@@ -147,7 +149,7 @@ def place_blocks(requests, pools, content, s, q, rank):
     state = requests.state
     state[Q.RANK, q] = rank
     state[Q.SHAREABLE, q] = state[Q.SHARED, q]
-    family = np.int64(state[Q.FAMILY, q])
+    family = np.int64(state[Q.SESSION, q])
     own = np.int64(content.own[family])
     state[Q.OWN_FROM, q] = NEVER
     if state[Q.SHAREABLE, q] == 0 and own == 0:
@@ -160,7 +162,7 @@ def place_blocks(requests, pools, content, s, q, rank):
         if content.table[slot, F.CONTENT_KEY] < 0:
             content.table[slot, F.CONTENT_KEY] = key
             content.table[slot, F.CONTENT_ROW] = _new_rows(
-                pools.forecast, pools, content, NONE, own
+                pools.next_uses, pools, content, NONE, own
             )
         state[Q.OWN_FROM, q] = shared
         state[Q.OWN_ROWS, q] = content.table[slot, F.CONTENT_ROW]

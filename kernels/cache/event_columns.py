@@ -87,7 +87,7 @@ def _begin_of_turn(requests, order, tokens, q):
 @inner
 def _token_run(requests, order, tokens, q, position):
     """Token value at a position of a request, and the end of the run of equal tokens it is in."""
-    turn = np.int64(requests.state[Q.FAMILY, q])
+    turn = np.int64(requests.state[Q.SESSION, q])
     last = q
     while turn < last:
         middle = (turn + last + 1) // 2

@@ -73,22 +73,22 @@ def pages_activated(events, s, q, pages):
 
 
 @inner
-def pages_at_once(forecast, pages):
-    """How many of so many pages go at once: a forecast picks them one by one."""
-    if forecast is not None:
+def pages_at_once(next_uses, pages):
+    """How many of so many pages go at once: a next_uses picks them one by one."""
+    if next_uses is not None:
         return min(pages, np.int64(1))
     return pages
 
 
 @inner
-def log_cut(events, forecast, pools, s, leaf, pages):
+def log_cut(events, next_uses, pools, s, leaf, pages):
     """The last `pages` pages of a leaf are about to go, the last page first."""
     if events is not None:
         state = events.ranks[:, s[R.SCHEDULER_ID]]
         owner = np.int64(pools.nodes[P.OWNER, leaf])
         end = np.int64(pools.nodes[P.END, leaf])
         stop = end - pages
-        step = pages_at_once(forecast, pages)
+        step = pages_at_once(next_uses, pages)
         while end > stop:
             first = max(end - step, pages_activated(events, s, owner, end))
             if first < end:

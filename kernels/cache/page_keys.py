@@ -16,7 +16,7 @@ from vecsim.kernels.state import request as Q
 def page_key(requests, s, q, depth):
     """What the page at `depth` of a request's path holds, among paths that agree above it."""
     if depth >= requests.state[Q.SHARED, q]:
-        return -1 - np.int64(requests.state[Q.FAMILY, q])
+        return -1 - np.int64(requests.state[Q.SESSION, q])
     return np.int64(requests.path_rows[requests.state[Q.PATH, q] + depth // s[R.BLOCKS_PER_NODE]])
 
 
@@ -24,7 +24,7 @@ def page_key(requests, s, q, depth):
 def common_depth(requests, s, q, other, depth, limit):
     """How deep, at most `limit`, the paths of two requests agree that agree down to `depth`."""
     state = requests.state
-    if state[Q.FAMILY, q] == state[Q.FAMILY, other]:
+    if state[Q.SESSION, q] == state[Q.SESSION, other]:
         return limit
     per_node = s[R.BLOCKS_PER_NODE]
     path = np.int64(state[Q.PATH, q])

@@ -122,15 +122,15 @@ def new_node(requests, pools, s, parent, owner, start, end, time):
 def link_behind(pools, s, node, before):
     """Put a node behind `before` (NONE: first) in the list of unlocked nodes."""
     nodes = pools.nodes
-    after = s[R.IDLE_HEAD] if before < 0 else np.int64(nodes[P.MORE_RECENT, before])
+    after = s[R.EVICTABLE_HEAD] if before < 0 else np.int64(nodes[P.MORE_RECENT, before])
     nodes[P.LESS_RECENT, node] = before
     nodes[P.MORE_RECENT, node] = after
     if before < 0:
-        s[R.IDLE_HEAD] = node
+        s[R.EVICTABLE_HEAD] = node
     else:
         nodes[P.MORE_RECENT, before] = node
     if after < 0:
-        s[R.IDLE_TAIL] = node
+        s[R.EVICTABLE_TAIL] = node
     else:
         nodes[P.LESS_RECENT, after] = node
 
@@ -142,11 +142,11 @@ def unlink(pools, s, node):
     before = np.int64(nodes[P.LESS_RECENT, node])
     after = np.int64(nodes[P.MORE_RECENT, node])
     if before < 0:
-        s[R.IDLE_HEAD] = after
+        s[R.EVICTABLE_HEAD] = after
     else:
         nodes[P.MORE_RECENT, before] = after
     if after < 0:
-        s[R.IDLE_TAIL] = before
+        s[R.EVICTABLE_TAIL] = before
     else:
         nodes[P.LESS_RECENT, after] = before
 
@@ -155,9 +155,9 @@ def unlink(pools, s, node):
 def touch(pools, s, node, time):
     """Note an access; times only ever increase."""
     pools.nodes[P.TIME, node] = time
-    if pools.nodes[P.LOCKS, node] == 0 and s[R.IDLE_TAIL] != node:
+    if pools.nodes[P.LOCKS, node] == 0 and s[R.EVICTABLE_TAIL] != node:
         unlink(pools, s, node)
-        link_behind(pools, s, node, s[R.IDLE_TAIL])
+        link_behind(pools, s, node, s[R.EVICTABLE_TAIL])
 
 
 @inner
@@ -167,7 +167,7 @@ def lock_path(pools, s, node, top):
     while node != top:
         if nodes[P.LOCKS, node] == 0:
             unlink(pools, s, node)
-            s[R.IDLE] -= np.int64(nodes[P.END, node]) - nodes[P.START, node]
+            s[R.EVICTABLE] -= np.int64(nodes[P.END, node]) - nodes[P.START, node]
         nodes[P.LOCKS, node] += 1
         node = np.int64(nodes[P.PARENT, node])
 
@@ -179,11 +179,11 @@ def unlock_path(pools, s, node):
     while node != s[R.ROOT]:
         nodes[P.LOCKS, node] -= 1
         if nodes[P.LOCKS, node] == 0:
-            before = s[R.IDLE_TAIL]
+            before = s[R.EVICTABLE_TAIL]
             while before >= 0 and nodes[P.TIME, before] > nodes[P.TIME, node]:
                 before = np.int64(nodes[P.LESS_RECENT, before])
             link_behind(pools, s, node, before)
-            s[R.IDLE] += np.int64(nodes[P.END, node]) - nodes[P.START, node]
+            s[R.EVICTABLE] += np.int64(nodes[P.END, node]) - nodes[P.START, node]
         node = np.int64(nodes[P.PARENT, node])
 
 
@@ -273,15 +273,15 @@ def insert(requests, pools, s, q, start, depth, last):
             nodes[P.OWNER, node] = q
             nodes[P.END, node] = last
             if nodes[P.LOCKS, node] == 0:
-                s[R.IDLE] += last - depth
+                s[R.EVICTABLE] += last - depth
             return node
         child = find_child(pools, node, page_key(requests, s, q, depth))
         if child < 0:
             s[R.TREE_CLOCK] += 1
             child = new_node(requests, pools, s, node, q, depth, last, s[R.TREE_CLOCK])
-            link_behind(pools, s, child, s[R.IDLE_TAIL])
+            link_behind(pools, s, child, s[R.EVICTABLE_TAIL])
             nodes[P.CHILDREN, node] += 1
-            s[R.IDLE] += last - depth
+            s[R.EVICTABLE] += last - depth
             return child
         touch(pools, s, child, time)
         end = np.int64(nodes[P.END, child])
@@ -309,17 +309,17 @@ def remove_leaf(pools, s, leaf):
 @inner
 def cut_tail(pools, s, leaf, pages):
     """Take the last `pages` pages off a leaf, which are gone."""
-    log_cut(pools.events, pools.forecast, pools, s, leaf, pages)
+    log_cut(pools.events, pools.next_uses, pools, s, leaf, pages)
     pools.nodes[P.END, leaf] -= pages
 
 
 @inner
 def count_as_free(s, count):
     """Count `count` pages (all that are unlocked, if fewer) as free. Returns how many."""
-    count = min(count, s[R.IDLE])
+    count = min(count, s[R.EVICTABLE])
     if count <= 0:
         return np.int64(0)
-    s[R.IDLE] -= count
+    s[R.EVICTABLE] -= count
     s[R.FREE] += count
     s[R.UNSORTED] = 1
     return count
@@ -331,7 +331,7 @@ def evict_least_recent(requests, pools, s, count):
     each from its tail."""
     nodes = pools.nodes
     count = count_as_free(s, count)
-    node = s[R.IDLE_HEAD]
+    node = s[R.EVICTABLE_HEAD]
     while count > 0:
         following = np.int64(nodes[P.MORE_RECENT, node])
         if nodes[P.CHILDREN, node] == 0:
@@ -349,28 +349,29 @@ def evict_least_recent(requests, pools, s, count):
         node = following
 
 
-# --- eviction by forecast -------------------------------------------------------------------------
+# --- eviction by next_uses
+# -------------------------------------------------------------------------
 @inner
-def page_use(forecast, requests, s, owner, depth):
+def page_use(next_uses, requests, s, owner, depth):
     """Next use of a page of a prompt; NEVER for all other pages."""
     if depth >= requests.state[Q.SHARED, owner]:
         return NEVER
     node = page_key(requests, s, owner, depth)
-    return next_use(requests, forecast, node, depth % s[R.BLOCKS_PER_NODE])
+    return next_use(requests, next_uses, node, depth % s[R.BLOCKS_PER_NODE])
 
 
 @inner
-def leaf_used_last(forecast, requests, pools, s):
+def leaf_used_last(next_uses, requests, pools, s):
     """(leaf, next use of its last page): the unlocked leaf to shorten, the least recently used of
     those whose last page is used latest."""
     nodes = pools.nodes
     leaf = NONE
     latest = NONE
-    node = s[R.IDLE_HEAD]
+    node = s[R.EVICTABLE_HEAD]
     while node >= 0:
         if nodes[P.CHILDREN, node] == 0:
             depth = np.int64(nodes[P.END, node]) - 1
-            use = page_use(forecast, requests, s, np.int64(nodes[P.OWNER, node]), depth)
+            use = page_use(next_uses, requests, s, np.int64(nodes[P.OWNER, node]), depth)
             if use > latest:
                 leaf = node
                 latest = use
@@ -379,7 +380,7 @@ def leaf_used_last(forecast, requests, pools, s):
 
 
 @inner
-def pages_alike(forecast, requests, pools, s, leaf, use):
+def pages_alike(next_uses, requests, pools, s, leaf, use):
     """How many pages, from the last of a leaf up, surely have the next use of that last one."""
     owner = np.int64(pools.nodes[P.OWNER, leaf])
     start = np.int64(pools.nodes[P.START, leaf])
@@ -388,20 +389,20 @@ def pages_alike(forecast, requests, pools, s, leaf, use):
     if end > shared:
         return end - max(start, shared)
     first = max(start, (end - 1) // s[R.BLOCKS_PER_NODE] * s[R.BLOCKS_PER_NODE])
-    if page_use(forecast, requests, s, owner, first) == use:
+    if page_use(next_uses, requests, s, owner, first) == use:
         return end - first
     return np.int64(1)
 
 
 @inner
-def evict_by_forecast(forecast, requests, pools, s, count):
+def evict_by_forecast(next_uses, requests, pools, s, count):
     """Free `count` pages (all that are unlocked, if fewer), one by one, each from the tail of the
     leaf that is used last (Belady's rule)."""
     count = count_as_free(s, count)
     while count > 0:
-        leaf, use = leaf_used_last(forecast, requests, pools, s)
+        leaf, use = leaf_used_last(next_uses, requests, pools, s)
         # While the next use of its last page stays the same, so does its place among the leaves.
-        taken = min(count, pages_alike(forecast, requests, pools, s, leaf, use))
+        taken = min(count, pages_alike(next_uses, requests, pools, s, leaf, use))
         cut_tail(pools, s, leaf, taken)
         count -= taken
         if pools.nodes[P.END, leaf] == pools.nodes[P.START, leaf]:
@@ -409,10 +410,10 @@ def evict_by_forecast(forecast, requests, pools, s, count):
 
 
 @inner
-def free_pages(forecast, requests, pools, s, count):
+def free_pages(next_uses, requests, pools, s, count):
     """`evict` by the rule of the run: one of the two is compiled."""
-    if forecast is not None:
-        evict_by_forecast(forecast, requests, pools, s, count)
+    if next_uses is not None:
+        evict_by_forecast(next_uses, requests, pools, s, count)
     else:
         evict_least_recent(requests, pools, s, count)
 
@@ -420,4 +421,4 @@ def free_pages(forecast, requests, pools, s, count):
 @inner
 def evict(requests, pools, s, count):
     """Free `count` pages, or all that are unlocked, if fewer."""
-    free_pages(pools.forecast, requests, pools, s, count)
+    free_pages(pools.next_uses, requests, pools, s, count)

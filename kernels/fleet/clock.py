@@ -8,7 +8,7 @@ The rounds of an instant (reference: runtimes, sections 2.2 and 2.3), until noth
 4. requests that are due, each placed at once;
 5. drives of the ready set, prefill before decode: passes start.
 
-A tick, where one is due, comes last: the entry returns with the state of the instant settled. A
+A tick, where one is due, comes last: the entry returns with the state at rest. A
 decode run stays in flight, walked chunk by chunk, until something concerns its worker.
 
 `fleet` is a `Fleet`, `worker` and `r` are places of a worker and a rank in it, `q` is the number of
@@ -29,7 +29,7 @@ from vecsim.kernels.fleet.decode_run import (
     drop_ahead,
     is_last_ahead,
     look_ahead,
-    observe_ahead,
+    record_ahead,
 )
 from vecsim.kernels.fleet.event_queue import first_leaf, set_leaf
 from vecsim.kernels.fleet.placement import enqueue, grow_prompt, next_in_turn, tokenized_at
@@ -153,7 +153,7 @@ def bind(scheduler: Scheduler) -> Callable:
         log_step(transfers.steps, F.STEP_RESERVED, q, now)
         s[R.QUEUE_HEAD] = np.int64(fleet.requests.state[Q.NEXT, copy])
         s[R.REFUSED_VERSION] = NONE
-        s[R.PROMISED] += 1
+        s[R.PREALLOCATED] += 1
         transfers.requests[F.NEW_BLOCKS, q] = new_blocks
         transfers.instants[F.RESERVED_AT, q] = now
         act(transfers, F.SUBMIT if reserves_first else F.TRANSFER, q)
@@ -263,7 +263,7 @@ def bind(scheduler: Scheduler) -> Callable:
         w = fleet.workers.state[worker]
         if w[W.PENDING] == W.RUN:
             passes = w[W.PENDING_PASSES]
-            observe_ahead(
+            record_ahead(
                 fleet.ranks,
                 fleet.workers,
                 fleet.requests,
@@ -295,7 +295,7 @@ def bind(scheduler: Scheduler) -> Callable:
     def walk_on(fleet, worker):
         """Record the passes of a run up to the end that stands in the event queue, and look further
         ahead."""
-        observe_ahead(
+        record_ahead(
             fleet.ranks,
             fleet.workers,
             fleet.requests,
@@ -390,7 +390,7 @@ def bind(scheduler: Scheduler) -> Callable:
     def release(transfers, fleet, q):
         """A request is released: it is placed, or its handoff begins."""
         requests = fleet.requests
-        grows = requests.state[Q.FAMILY, q] != q
+        grows = requests.state[Q.SESSION, q] != q
         if transfers is not None:
             ordinal = fleet.clock.state[F.RELEASED_COUNT]
             transfers.requests[F.ORDINAL, q] = ordinal
@@ -471,7 +471,7 @@ def bind(scheduler: Scheduler) -> Callable:
             defer(transfers, r, F.ACTIVATE, q)
             return
         now = fleet.clock.time[F.NOW]
-        s[R.PROMISED] -= 1
+        s[R.PREALLOCATED] -= 1
         activate(fleet.requests, fleet.pools, s, copy, now)
         log_step(transfers.steps, F.STEP_ACTIVATED, q, now)
         transfers.instants[F.ACTIVATED_AT, q] = now
@@ -511,7 +511,7 @@ def bind(scheduler: Scheduler) -> Callable:
         if not is_idle(fleet, worker):
             defer(transfers, r, F.CANCEL_DESTINATION, q)
             return
-        s[R.PROMISED] -= 1
+        s[R.PREALLOCATED] -= 1
         cancel(fleet.requests, fleet.pools, s, copy)
         wake(fleet.clock, worker)
         note_failed(fleet, q, q)
@@ -553,17 +553,17 @@ def bind(scheduler: Scheduler) -> Callable:
         return False
 
     @inner
-    def stands_aside(transfers, fleet, w, end, now):
-        """Whether a pass that takes no time and has no effect is dropped: the worker stands aside
+    def stands_blocked(transfers, fleet, w, end, now):
+        """Whether a pass that takes no time and has no effect is dropped: the worker stands blocked
         until something happens to it, unless requests get blocks instead."""
         takes_no_time = w[W.PENDING] == W.ONE_PASS and end == now
         if transfers is not None and takes_no_time and not has_effect(fleet, w):
             w[W.PENDING] = W.NO_PASS
-            w[W.ASIDE] = 1
+            w[W.STANDS_BLOCKED] = 1
             w[W.STEP] += 1
             is_source = fleet.ranks.fields[w[W.FIRST_RANK], R.ROLE] == R.SOURCE
             if not is_source and retry_all(transfers, fleet, w):
-                w[W.ASIDE] = 0
+                w[W.STANDS_BLOCKED] = 0
                 return True
             for r in range(w[W.FIRST_RANK], w[W.FIRST_RANK] + w[W.DP_SIZE]):
                 if fleet.ranks.fields[r, R.PARTICIPATES] != 0:
@@ -583,7 +583,7 @@ def bind(scheduler: Scheduler) -> Callable:
         times = fleet.workers.time[worker]
         now = fleet.clock.time[F.NOW]
         count_idle_time(fleet, worker, now)
-        w[W.ASIDE] = 0
+        w[W.STANDS_BLOCKED] = 0
         while True:
             code = room_for(fleet, worker)
             if code != DONE:
@@ -606,7 +606,7 @@ def bind(scheduler: Scheduler) -> Callable:
                 if look_ahead(fleet.ranks, fleet.workers, fleet.scratch, worker) == 0:
                     return BAD_PRICE
             end = times[W.PASS_END]
-            if stands_aside(fleet.transfers, fleet, w, end, now):
+            if stands_blocked(fleet.transfers, fleet, w, end, now):
                 continue
             if w[W.PENDING] == W.NO_PASS:
                 set_end(fleet.clock, worker, next_arrival(fleet, w, now))
@@ -660,7 +660,7 @@ def bind(scheduler: Scheduler) -> Callable:
 
     @inner
     def count_round(transfers, fleet):
-        """Count a round for the workers that stand aside."""
+        """Count a round for the workers that stand blocked."""
         if transfers is not None:
             count_idle_steps(fleet)
 
@@ -748,7 +748,7 @@ def bind(scheduler: Scheduler) -> Callable:
             if code != DONE:
                 return code
             drop_ahead(workers, worker, fleet.clock.time[F.HORIZON])
-            observe_ahead(
+            record_ahead(
                 fleet.ranks,
                 workers,
                 fleet.requests,
@@ -795,7 +795,7 @@ def bind(scheduler: Scheduler) -> Callable:
 
     @inner
     def run_clock(fleet):
-        """The outer loop: settle the present instant, then jump to the next one.
+        """The outer loop: run the present instant, then jump to the next one.
 
         Returns DONE, PAUSED, TICKED, LOG_FULL, FOREST_FULL or an error code; call it again unless
         that is DONE or an error.

@@ -6,7 +6,7 @@ and requests is applied once, at its end, by the scheduler of the rank.
 A worker that advances on its own walks a whole run at once: `walk_run`. On the fleet's clock a run
 in flight may be cut short by anything that concerns its worker, and is walked chunk by chunk as
 time goes by: `look_ahead` finds the ends of the next passes, and keeps them with the worker;
-`observe_ahead` records them once they have come.
+`record_ahead` records them once they have come.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from vecsim.kernels.timing.durations import decode_series
 @inner
 def passes_within(s, lists, blocks, passes):
     """How many of `passes` pure decode passes the given number of blocks suffices for."""
-    front = s[R.FRONT]
+    decodes = s[R.DECODING]
     block_size = s[R.BLOCK_SIZE]
-    if front * (passes // block_size + 1) <= blocks:
+    if decodes * (passes // block_size + 1) <= blocks:
         return passes
-    covered = (blocks // front) * block_size
-    left = blocks % front
+    covered = (blocks // decodes) * block_size
+    left = blocks % decodes
     growth = lists[s[R.GROWTH_OFFSET] : s[R.GROWTH_OFFSET] + block_size]
     slot = s[R.TICK] % block_size
     while covered < passes and growth[slot] <= left:
@@ -52,9 +52,9 @@ def price_chunk(ranks, scratch, first, dp_size, done, count):
         s = ranks.fields[r]
         if s[R.PARTICIPATES] == 0:
             continue
-        context = s[R.FRONT_CONTEXT] + done * s[R.FRONT]
+        context = s[R.DECODING_CONTEXT] + done * s[R.DECODING]
         f = ranks.factors[r]
-        count = decode_series(s, f, s[R.FRONT], context, count, chunk)
+        count = decode_series(s, f, s[R.DECODING], context, count, chunk)
     return count
 
 
@@ -92,7 +92,7 @@ def log_passes(
 
 
 @inner
-def observe_chunk(
+def record_chunk(
     ranks, times, requests, pools, scratch, first, dp_size, done, count, start, log_run
 ):
     """Record `count` walked passes: gaps, second tokens, held blocks, KV events."""
@@ -110,10 +110,10 @@ def observe_chunk(
         if done == 0:
             s[R.GROWN] = 0
             mark_second_tokens(requests, s, ranks.lists, ends[0])
-        weight += s[R.FRONT_COUNTED]
+        weight += s[R.DECODING_COUNTED]
         block_size = s[R.BLOCK_SIZE]
         growth = ranks.lists[s[R.GROWTH_OFFSET] : s[R.GROWTH_OFFSET] + block_size]
-        active = s[R.NUM_BLOCKS] - s[R.FREE] - s[R.IDLE] + s[R.GROWN]
+        active = s[R.NUM_BLOCKS] - s[R.FREE] - s[R.EVICTABLE] + s[R.GROWN]
         held += np.float64(active) * (ends[count - 1] - start)
         slot = (s[R.TICK] + done) % block_size
         pass_start = start
@@ -165,7 +165,7 @@ def walk_run(ranks, workers, requests, pools, scratch, worker, passes, arrival, 
             break
         taken = chunk_end(scratch, count, end, arrival, until)
         if taken > 0:
-            observe_chunk(
+            record_chunk(
                 ranks,
                 times,
                 requests,
@@ -254,7 +254,7 @@ def drop_ahead(workers, worker, until):
 
 
 @inner
-def observe_ahead(ranks, workers, requests, pools, scratch, worker, log_run):
+def record_ahead(ranks, workers, requests, pools, scratch, worker, log_run):
     """Record the passes whose ends are known: they are walked now."""
     w = workers.state[worker]
     times = workers.time[worker]
@@ -263,7 +263,7 @@ def observe_ahead(ranks, workers, requests, pools, scratch, worker, log_run):
         return
     for k in range(count):
         scratch.chunk[W.ENDS, k] = times[W.WORKER_TIME + k]
-    observe_chunk(
+    record_chunk(
         ranks,
         times,
         requests,

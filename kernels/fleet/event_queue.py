@@ -1,4 +1,4 @@
-"""A tournament tree: the least of many times, and whose it is.
+"""The event queue: a winner tree of many times, the least of them and whose it is.
 
 `tree` is float64 [2 * leaves], leaves a power of two; leaf k stands at leaves + k, infinity = no
 time. The winner is at index 1.

@@ -19,7 +19,7 @@ from vecsim.kernels.state import worker as W
 @inner
 def kept_blocks(s):
     """Blocks that the requests of a rank refer to."""
-    return np.float64(s[R.NUM_BLOCKS] - s[R.FREE] - s[R.IDLE])
+    return np.float64(s[R.NUM_BLOCKS] - s[R.FREE] - s[R.EVICTABLE])
 
 
 @inner
@@ -109,7 +109,7 @@ def somebody_is_due(fleet, w):
 
 @inner
 def count_idle_steps(fleet):
-    """The reference tries every round anew to drive those decode workers that stand aside, and
+    """The reference tries every round anew to drive those decode workers that stand blocked, and
     counts it: with prefill_schedule_interval it matters."""
     workers = fleet.workers
     clock = fleet.clock
@@ -118,11 +118,11 @@ def count_idle_steps(fleet):
     if fleet.ranks.fields[w[W.FIRST_RANK], R.PREFILL_SCHEDULE_INTERVAL] == 1 or w[W.DP_SIZE] == 1:
         return
     for worker in range(first, len(workers.state)):
-        workers.state[worker, W.STEP] += workers.state[worker, W.ASIDE]
+        workers.state[worker, W.STEP] += workers.state[worker, W.STANDS_BLOCKED]
     for i in range(clock.state[F.READY_WORKERS]):
         worker = clock.ready[i]
         if worker >= first:
-            workers.state[worker, W.STEP] -= workers.state[worker, W.ASIDE]
+            workers.state[worker, W.STEP] -= workers.state[worker, W.STANDS_BLOCKED]
 
 
 @inner

@@ -30,7 +30,7 @@ from vecsim.kernels.state.codes import (
     UNLIMITED,
 )
 
-FRUITLESS_LIMIT = np.int64(1 << 12)
+NO_PROGRESS_LIMIT = np.int64(1 << 12)
 """The progress guard trips after so many passes, for each rank of the group, in which one only
 preempts or none does anything: no token, no end."""
 
@@ -62,7 +62,7 @@ def log_segment(scratch, w, s, rank, times, passes, output, prefill, held):
     segments[W.SEGMENT_RUNNING, line] = s[R.RUNNING]
     segments[W.SEGMENT_OUTPUT, line] = output
     segments[W.SEGMENT_PREFILL, line] = prefill
-    segments[W.SEGMENT_BLOCKS, line] = s[R.NUM_BLOCKS] - s[R.FREE] - s[R.IDLE]
+    segments[W.SEGMENT_BLOCKS, line] = s[R.NUM_BLOCKS] - s[R.FREE] - s[R.EVICTABLE]
     segments[W.SEGMENT_HELD, line] = times[W.KV_BLOCK_MS] + held
     segments[W.SEGMENT_PREEMPTIONS, line] = s[R.PREEMPTIONS]
     scratch.log_length[1] = line + 1
@@ -197,19 +197,19 @@ def bind(scheduler: Scheduler) -> WorkerKernels:
         times = workers.time[worker]
         before = w[W.TERMINALS]
         moved = False
-        strained = False
+        preempted = False
         worked = False
         exhausted = False
         for r in range(w[W.FIRST_RANK], w[W.FIRST_RANK] + w[W.DP_SIZE]):
             s = ranks.fields[r]
             if s[R.PARTICIPATES] == 0:
                 continue
-            strained |= s[R.PREEMPTED_ANY] != 0
+            preempted |= s[R.PREEMPTED_ANY] != 0
             worked |= s[R.BUDGET] != s[R.TOKEN_BUDGET]
-            moved |= s[R.SETTLED] > 0 or s[R.REJECTED_HEAD] >= 0
+            moved |= s[R.STUCK_ENDED] > 0 or s[R.REJECTED_HEAD] >= 0
             if len(scratch.segments[0]) > 0:
                 lasted = times[W.PASS_END] - times[W.CLOCK]
-                held = np.float64(s[R.NUM_BLOCKS] - s[R.FREE] - s[R.IDLE]) * lasted
+                held = np.float64(s[R.NUM_BLOCKS] - s[R.FREE] - s[R.EVICTABLE]) * lasted
                 tokens = tokens_to_emit(requests, s, ranks.lists)
                 log_segment(scratch, w, s, r, times, np.int64(1), tokens, s[R.PREFILL_TOKENS], held)
             times[W.KV_BLOCK_MS] += apply(
@@ -224,14 +224,14 @@ def bind(scheduler: Scheduler) -> WorkerKernels:
                 times[W.CLOCK],
                 times[W.PASS_END],
             )
-            moved |= s[R.FRONT] > 0
+            moved |= s[R.DECODING] > 0
             exhausted |= s[R.TICK] > LAST_TICK or s[R.TREE_CLOCK] > LAST_TICK
         close(ranks, workers, requests, worker, np.int64(1))
         if moved or w[W.TERMINALS] > before:
-            w[W.FRUITLESS] = 0
-        elif strained or not worked:
-            w[W.FRUITLESS] += 1
-        if w[W.FRUITLESS] > FRUITLESS_LIMIT * w[W.DP_SIZE]:
+            w[W.PASSES_WITHOUT_PROGRESS] = 0
+        elif preempted or not worked:
+            w[W.PASSES_WITHOUT_PROGRESS] += 1
+        if w[W.PASSES_WITHOUT_PROGRESS] > NO_PROGRESS_LIMIT * w[W.DP_SIZE]:
             return NO_MOVE
         return TICKS_EXHAUSTED if exhausted else DONE
 
@@ -248,12 +248,14 @@ def bind(scheduler: Scheduler) -> WorkerKernels:
             if s[R.PARTICIPATES] == 0:
                 continue
             if len(scratch.segments[0]) > 0:
-                log_segment(scratch, w, s, r, times, passes, s[R.FRONT] * passes, np.int64(0), 0.0)
+                log_segment(
+                    scratch, w, s, r, times, passes, s[R.DECODING] * passes, np.int64(0), 0.0
+                )
             f = ranks.factors[r]
             apply_run(requests, pools, w, s, f, ranks.lists, passes, start, end)
             exhausted |= s[R.TICK] > LAST_TICK or s[R.TREE_CLOCK] > LAST_TICK
         close(ranks, workers, requests, worker, passes)
-        w[W.FRUITLESS] = 0
+        w[W.PASSES_WITHOUT_PROGRESS] = 0
         return TICKS_EXHAUSTED if exhausted else DONE
 
     return WorkerKernels(room_for_a_pass, first_watched_arrival, open_pass, close_pass, close_run)

@@ -1,15 +1,15 @@
-"""The decode front: running requests that advance in step, kept implicitly.
+"""The decode batch: running requests that advance in step, kept implicitly.
 
-The *front* is the leading part of the running list whose members all emitted a token at the end of
-the rank's last decode pass (or of the pass that finished their prompt) and have more to produce.
-They advance one token a decode pass, so inside the front
+The *decode batch* is the leading part of the running list whose members all emitted a token at the
+end of the rank's last decode pass (or of the pass that finished their prompt) and have more to
+produce. They advance one token a decode pass, so inside the decode batch
 
 - tokens produced are GENERATED + tick, where the tick counts the rank's decode passes;
 - the request finishes at the tick FINISH;
 - COMPUTED stays as it was when the request joined;
 - the growth counter of `tick % block_size` is the number of members that need a block in a pass.
 
-A pass over the front costs O(1). All other running requests are *explicit*.
+A pass over the decode batch costs O(1). All other running requests are *explicit*.
 """
 
 from __future__ import annotations
@@ -35,37 +35,37 @@ def growth_slot(s, computed):
 
 
 @inner
-def join_front(requests, s, lists, q):
-    """Append an explicit request, which just emitted a token, to the front."""
+def join_decode_batch(requests, s, lists, q):
+    """Append an explicit request, which just emitted a token, to the decode batch."""
     state = requests.state
     generated = np.int64(state[Q.GENERATED, q])
     state[Q.GENERATED, q] = generated - s[R.TICK]
     state[Q.FINISH, q] = s[R.TICK] + state[Q.LIMIT, q] - generated
     s[R.NEXT_FINISH] = min(s[R.NEXT_FINISH], np.int64(state[Q.FINISH, q]))
     lists[growth_slot(s, state[Q.COMPUTED, q] - s[R.TICK])] += 1
-    s[R.FRONT] += 1
-    s[R.FRONT_CONTEXT] += state[Q.ISL, q] + generated
-    s[R.FRONT_COUNTED] += state[Q.COUNTED, q]
+    s[R.DECODING] += 1
+    s[R.DECODING_CONTEXT] += state[Q.ISL, q] + generated
+    s[R.DECODING_COUNTED] += state[Q.COUNTED, q]
 
 
 @inner
-def leave_front(requests, s, lists, q, uncomputed):
-    """Make a front member explicit again, all but `uncomputed` of whose tokens are computed; the
-    caller adjusts FRONT and the running list."""
+def leave_decode_batch(requests, s, lists, q, uncomputed):
+    """Make a member of the decode batch explicit again, all but `uncomputed` of whose tokens are
+    computed; the caller adjusts DECODING and the running list."""
     state = requests.state
     lists[growth_slot(s, known_tokens(requests, q) - uncomputed)] -= 1
     state[Q.GENERATED, q] += s[R.TICK]
     known = known_tokens(requests, q)
     state[Q.COMPUTED, q] = known - uncomputed
-    s[R.FRONT_CONTEXT] -= known
-    s[R.FRONT_COUNTED] -= state[Q.COUNTED, q]
+    s[R.DECODING_CONTEXT] -= known
+    s[R.DECODING_COUNTED] -= state[Q.COUNTED, q]
 
 
 @inner
-def empty_front(s):
+def empty_decode_batch(s):
     """All members have left; the running list stays as it is."""
-    s[R.FRONT] = 0
-    s[R.FRONT_JOINED] = 0
+    s[R.DECODING] = 0
+    s[R.DECODING_JOINED] = 0
     s[R.NEXT_FINISH] = NEVER
 
 
@@ -75,14 +75,14 @@ def close_gaps(requests, s, lists):
     start = s[R.RUN_OFFSET]
     kept = np.int64(0)
     next_finish = NEVER
-    for i in range(s[R.FRONT]):
+    for i in range(s[R.DECODING]):
         q = lists[start + i]
         if q >= 0:
             next_finish = min(next_finish, np.int64(requests.state[Q.FINISH, q]))
             lists[start + kept] = q
             kept += 1
-    gone = s[R.FRONT] - kept
-    s[R.FRONT] = kept
+    gone = s[R.DECODING] - kept
+    s[R.DECODING] = kept
     s[R.NEXT_FINISH] = next_finish
     for i in range(kept + gone, s[R.RUNNING]):
         lists[start + i - gone] = lists[start + i]
@@ -90,7 +90,7 @@ def close_gaps(requests, s, lists):
 
 
 @inner
-def advance_front(s, passes):
+def advance_decode_batch(s, passes):
     """`passes` decode passes went by for every member."""
     s[R.TICK] += passes
-    s[R.FRONT_CONTEXT] += passes * s[R.FRONT]
+    s[R.DECODING_CONTEXT] += passes * s[R.DECODING]

@@ -33,11 +33,11 @@ def log_admission(requests, scratch, q, now, cached):
 @inner
 def mark_second_tokens(requests, s, lists, end):
     """Front members that joined at the last pass end and had one token get their second now."""
-    for i in range(s[R.FRONT_JOINED], s[R.FRONT]):
+    for i in range(s[R.DECODING_JOINED], s[R.DECODING]):
         q = lists[s[R.RUN_OFFSET] + i]
         if np.isnan(requests.time[Q.SECOND_TOKEN, q]):
             requests.time[Q.SECOND_TOKEN, q] = end
-    s[R.FRONT_JOINED] = s[R.FRONT]
+    s[R.DECODING_JOINED] = s[R.DECODING]
 
 
 @inner
@@ -61,10 +61,10 @@ def emit_token(requests, times, scratch, s, q, end):
 def begin_pass(s):
     """Nothing is decided yet in the pass that starts."""
     if s[R.RUNNING] == 0:
-        # Ticks are kept in 32 bits; without a front nothing counts from them.
+        # Ticks are kept in 32 bits; without a decode batch nothing counts from them.
         s[R.TICK] = 0
     s[R.PREEMPTED_ANY] = 0
-    s[R.SETTLED] = 0
+    s[R.STUCK_ENDED] = 0
     s[R.REJECTED_HEAD] = NONE
     s[R.PREFILLS] = 0
     s[R.PREFILL_ISL] = 0
@@ -119,17 +119,17 @@ def complete(requests, w, s, q, end):
 @inner
 def hold(requests, w, s, q):
     """A prefill rank has the hidden token of a request: it keeps the blocks for the transfer."""
-    w[W.FRUITLESS] = 0
+    w[W.PASSES_WITHOUT_PROGRESS] = 0
     s[R.HELD] += 1
     signal(requests, s, q, Q.HELD_OUTPUT)
 
 
 @inner
-def settle(requests, w, s, q, status, reason, now):
+def end_stuck(requests, w, s, q, status, reason, now):
     """End a request, which has left its queue or the running list, for good: nothing else would
     let the rank go on."""
     requests.state[Q.REASON, q] = reason
-    s[R.SETTLED] += 1
+    s[R.STUCK_ENDED] += 1
     end_request(requests, w, s, q, status, now)
 
 

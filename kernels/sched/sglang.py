@@ -3,8 +3,8 @@
 A pass either prefills a batch from the waiting queue, while running requests stand still, or
 decodes one token for every running request. `schedule` decides and does all that concerns KV pages;
 `apply` makes tokens and completions visible at the end of the pass. Running requests that have a
-token form the front (see decode_batch.py), whose ticks count the rank's decode passes. (Reference:
-SGLang backend, sections on passes, decode steps and new_token_ratio.)
+token form the decode batch (see decode_batch.py), whose ticks count the rank's decode passes.
+(Reference: SGLang backend, sections on passes, decode steps and new_token_ratio.)
 
 The ROLE of a rank adds small rules. A prefill rank (SOURCE) produces one hidden token of a request
 and keeps its pages until they are released. On a decode rank (DESTINATION) activated requests run
@@ -22,19 +22,19 @@ from vecsim.kernels.cache.radix_tree import evict
 from vecsim.kernels.compile.jit import inner
 from vecsim.kernels.fleet.itl_histogram import count_gap
 from vecsim.kernels.sched.decode_batch import (
-    advance_front,
+    advance_decode_batch,
     close_gaps,
-    empty_front,
-    join_front,
+    empty_decode_batch,
+    join_decode_batch,
     known_tokens,
-    leave_front,
+    leave_decode_batch,
 )
 from vecsim.kernels.sched.lifecycle import begin_pass, emit_token, end_rejected, log_admission
 from vecsim.kernels.sched.sglang_batch import form_batch
 from vecsim.kernels.sched.sglang_pages import (
     cache_activated,
     cache_computed,
-    end_settled,
+    end_stuck_request,
     finish,
     give_up_pages,
     pages_to_grow,
@@ -59,16 +59,16 @@ LOOKAHEAD_TOKENS = np.int64(20)
 """Room per survivor that a retraction makes."""
 
 
-# --- the decode front -----------------------------------------------------------------------------
+# --- the decode batch -----------------------------------------------------------------------------
 @inner
-def dissolve_front(requests, s, f, lists):
-    """Make all front members explicit."""
-    for i in range(s[R.FRONT]):
+def dissolve_decode_batch(requests, s, f, lists):
+    """Make all members of the decode batch explicit."""
+    for i in range(s[R.DECODING]):
         q = np.int64(lists[s[R.RUN_OFFSET] + i])
-        leave_front(requests, s, lists, q, np.int64(0))
-        if i < s[R.FRONT_JOINED]:
+        leave_decode_batch(requests, s, lists, q, np.int64(0))
+        if i < s[R.DECODING_JOINED]:
             requests.time[Q.LAST_TOKEN, q] = f[R.LAST_EMIT]
-    empty_front(s)
+    empty_decode_batch(s)
 
 
 # --- schedule: a prefill pass ---------------------------------------------------------------------
@@ -125,9 +125,9 @@ def start_prefill(requests, pools, s, lists):
 def decode_growth(requests, s, lists):
     """Pages that all running requests together need for one more token each."""
     need = np.int64(0)
-    if s[R.FRONT] > 0:
+    if s[R.DECODING] > 0:
         need += lists[s[R.GROWTH_OFFSET] + s[R.TICK] % s[R.BLOCK_SIZE]]
-    for i in range(s[R.FRONT], s[R.RUNNING]):
+    for i in range(s[R.DECODING], s[R.RUNNING]):
         need += pages_to_grow(requests, s, np.int64(lists[s[R.RUN_OFFSET] + i]))
     return need
 
@@ -157,7 +157,7 @@ def retract(requests, pools, s, lists, need):
     Expects all running requests to be explicit. The retracted ones go to the back of the queue."""
     state = requests.state
     sort_running(requests, s, lists)
-    while s[R.FREE] + s[R.IDLE] < need and s[R.RUNNING] > 1:
+    while s[R.FREE] + s[R.EVICTABLE] < need and s[R.RUNNING] > 1:
         s[R.RUNNING] -= 1
         q = np.int64(lists[s[R.RUN_OFFSET] + s[R.RUNNING]])
         need -= pages_to_grow(requests, s, q)
@@ -199,30 +199,30 @@ def free_a_holder(requests, pools, w, s, now):
         return False
     remove_behind(requests, s, before, q)
     if state[Q.REQUEUED, q] != 0:
-        end_settled(requests, pools, w, s, q, S.NO_PROGRESS, now)
+        end_stuck_request(requests, pools, w, s, q, S.NO_PROGRESS, now)
     else:
         give_up_pages(requests, pools, s, q)
         state[Q.REQUEUED, q] = 1
         push_back(requests, s, q)
         s[R.PREEMPTED_COUNT] += 1
-        s[R.SETTLED] += 1
+        s[R.STUCK_ENDED] += 1
     return True
 
 
 @inner
-def settle_runner(requests, pools, w, s, f, lists, need, now):
+def make_room_for_runner(requests, pools, w, s, f, lists, need, now):
     """The last running request cannot grow: it outgrew the pool, or others hold its pages; those of
     a decode rank may give them back. Whether it can now."""
     q = np.int64(lists[s[R.RUN_OFFSET]])
-    dissolve_front(requests, s, f, lists)
+    dissolve_decode_batch(requests, s, f, lists)
     if pages_of(s, known_tokens(requests, q) + 1) > s[R.NUM_BLOCKS]:
         s[R.RUNNING] = 0
-        end_settled(requests, pools, w, s, q, S.KV_CAPACITY_EXHAUSTED, now)
+        end_stuck_request(requests, pools, w, s, q, S.KV_CAPACITY_EXHAUSTED, now)
         requests.state[Q.STATUS, q] = S.FAILED
         return False
-    if s[R.PROMISED] > 0 or s[R.ACTIVATED_HEAD] >= 0 or s[R.ENDING_HEAD] >= 0:
+    if s[R.PREALLOCATED] > 0 or s[R.ACTIVATED_HEAD] >= 0 or s[R.ENDING_HEAD] >= 0:
         return False
-    while s[R.FREE] + s[R.IDLE] < need:
+    while s[R.FREE] + s[R.EVICTABLE] < need:
         if not free_a_holder(requests, pools, w, s, now):
             return False
     return True
@@ -233,8 +233,8 @@ def leave_without_token(requests, s, lists):
     """Running requests with nothing to produce end with this pass, and take no part in it."""
     state = requests.state
     start = s[R.RUN_OFFSET]
-    kept = s[R.FRONT]
-    for i in range(s[R.FRONT], s[R.RUNNING]):
+    kept = s[R.DECODING]
+    for i in range(s[R.DECODING], s[R.RUNNING]):
         q = np.int64(lists[start + i])
         if state[Q.LIMIT, q] == state[Q.GENERATED, q]:
             state[Q.NEXT, q] = NONE
@@ -255,11 +255,13 @@ def start_decode(requests, pools, w, s, f, lists, now):
     if s[R.ROLE] == R.DESTINATION:
         leave_without_token(requests, s, lists)
     need = decode_growth(requests, s, lists)
-    if s[R.FREE] + s[R.IDLE] < need and s[R.RUNNING] > 1:
-        dissolve_front(requests, s, f, lists)
+    if s[R.FREE] + s[R.EVICTABLE] < need and s[R.RUNNING] > 1:
+        dissolve_decode_batch(requests, s, f, lists)
         need = retract(requests, pools, s, lists, need)
         f[R.NEW_TOKEN_RATIO] = estimated_ratio(requests, s, lists)
-    if need <= s[R.FREE] + s[R.IDLE] or settle_runner(requests, pools, w, s, f, lists, need, now):
+    if need <= s[R.FREE] + s[R.EVICTABLE] or make_room_for_runner(
+        requests, pools, w, s, f, lists, need, now
+    ):
         take_pages(requests, pools, s, need)
     else:
         s[R.BLOCKED] = np.int64(s[R.RUNNING] > 0)
@@ -299,10 +301,10 @@ def admit_activated(requests, pools, scratch, s, lists, now):
 
 
 @inner
-def retire_rejected(forecast, requests, s):
-    """Belady's forecast: the requests rejected in this pass are no future use any more, after it
+def retire_rejected(next_uses, requests, s):
+    """Belady's next_uses: the requests rejected in this pass are no future use any more, after it
     has made its room (found by comparison with the reference)."""
-    if forecast is not None:
+    if next_uses is not None:
         q = s[R.REJECTED_HEAD]
         while q >= 0:
             requests.state[Q.RETIRED, q] = 1
@@ -315,10 +317,10 @@ def note_effect(s, admitted, counting):
     of it (activated requests were admitted, prefills are put off), and whether it may be easier to
     reserve pages."""
     if s[R.ROLE] == R.DESTINATION:
-        s[R.CAPACITY_VERSION] += s[R.PREEMPTED_ANY] + s[R.SETTLED]
+        s[R.CAPACITY_VERSION] += s[R.PREEMPTED_ANY] + s[R.STUCK_ENDED]
         admitted |= s[R.ENDING_HEAD] >= 0
     ran = s[R.BATCHED] > 0 or (s[R.RUNNING] > 0 and s[R.BLOCKED] == 0)
-    ended = s[R.SETTLED] > 0 or s[R.REJECTED_HEAD] >= 0 or s[R.PREEMPTED_ANY] != 0
+    ended = s[R.STUCK_ENDED] > 0 or s[R.REJECTED_HEAD] >= 0 or s[R.PREEMPTED_ANY] != 0
     s[R.EFFECT] = np.int64(ran or ended or admitted or counting)
 
 
@@ -343,7 +345,7 @@ def schedule(requests, pools, scratch, w, s, f, lists, now, defer):
         start_decode(requests, pools, w, s, f, lists, now)
         if s[R.PREEMPTED_ANY] == 0:
             decay_ratio(f, np.int64(1))
-    retire_rejected(pools.forecast, requests, s)
+    retire_rejected(pools.next_uses, requests, s)
     s[R.BUDGET] = s[R.TOKEN_BUDGET] - s[R.PREFILL_TOKENS]
     if s[R.ROLE] != R.AGGREGATED:
         note_effect(s, admitted, counting)
@@ -357,8 +359,8 @@ def price(requests, s, f, lists, start):
     if s[R.PREFILLS] > 0:
         duration = prefill_ms(s, f, s[R.PREFILLS], s[R.PREFILL_ISL], s[R.PREFILL_PREFIX])
     elif s[R.BATCHED] == 0 and decodes(s):
-        context = s[R.FRONT_CONTEXT]
-        for i in range(s[R.FRONT], s[R.RUNNING]):
+        context = s[R.DECODING_CONTEXT]
+        for i in range(s[R.DECODING], s[R.RUNNING]):
             context += known_tokens(requests, np.int64(lists[s[R.RUN_OFFSET] + i]))
         duration = decode_ms(s, f, s[R.RUNNING], context)
     if duration < 0.0:
@@ -393,7 +395,7 @@ def end_prefill(requests, pools, times, scratch, w, s, lists, end):
             finish(requests, pools, w, s, q, end)
             lists[start + i] = NONE
     kept = s[R.NEW_FROM]
-    s[R.LAGGING] = np.int64(s[R.FRONT] > 0)
+    s[R.LAGGING] = np.int64(s[R.DECODING] > 0)
     for i in range(s[R.NEW_FROM], s[R.RUNNING]):
         q = np.int64(lists[start + i])
         if q < 0:
@@ -407,43 +409,43 @@ def end_prefill(requests, pools, times, scratch, w, s, lists, end):
             continue
         lists[start + kept] = q
         kept += 1
-        if emitted and kept == s[R.FRONT] + 1:
-            join_front(requests, s, lists, q)
+        if emitted and kept == s[R.DECODING] + 1:
+            join_decode_batch(requests, s, lists, q)
     s[R.RUNNING] = kept
 
 
 @inner
-def emit_front(requests, times, scratch, s, f, lists, end):
-    """One token of every front member. Those that joined since the last decode pass got theirs
-    before in prefill passes of their own."""
-    counted = s[R.FRONT_COUNTED]
-    for i in range(s[R.FRONT_JOINED], s[R.FRONT]):
+def emit_decode_batch(requests, times, scratch, s, f, lists, end):
+    """One token of every member of the decode batch. Those that joined since the last decode pass
+    got theirs before in prefill passes of their own."""
+    counted = s[R.DECODING_COUNTED]
+    for i in range(s[R.DECODING_JOINED], s[R.DECODING]):
         q = np.int64(lists[s[R.RUN_OFFSET] + i])
         count = np.int64(requests.state[Q.COUNTED, q])
         counted -= count
         count_gap(times, scratch, end - requests.time[Q.LAST_TOKEN, q], count)
         if np.isnan(requests.time[Q.SECOND_TOKEN, q]):
             requests.time[Q.SECOND_TOKEN, q] = end
-    if s[R.FRONT_JOINED] > 0:
+    if s[R.DECODING_JOINED] > 0:
         count_gap(times, scratch, end - f[R.LAST_EMIT], counted)
 
 
 @inner
 def pass_time(s, f, passes, end):
-    """`passes` decode passes went by for every front member, the last until `end`."""
-    advance_front(s, passes)
+    """`passes` decode passes went by for every member of the decode batch, the last until `end`."""
+    advance_decode_batch(s, passes)
     s[R.LAGGING] = 0
     f[R.LAST_EMIT] = end
 
 
 @inner
-def finish_front(requests, pools, w, s, lists, end):
-    """Complete the front members whose last token came at `end`."""
+def finish_decode_batch(requests, pools, w, s, lists, end):
+    """Complete the members of the decode batch whose last token came at `end`."""
     start = s[R.RUN_OFFSET]
-    for i in range(start, start + s[R.FRONT]):
+    for i in range(start, start + s[R.DECODING]):
         q = np.int64(lists[i])
         if requests.state[Q.FINISH, q] <= s[R.TICK]:
-            leave_front(requests, s, lists, q, np.int64(0))
+            leave_decode_batch(requests, s, lists, q, np.int64(0))
             requests.time[Q.LAST_TOKEN, q] = end
             finish(requests, pools, w, s, q, end)
             lists[i] = NONE
@@ -452,16 +454,16 @@ def finish_front(requests, pools, w, s, lists, end):
 
 @inner
 def end_decode(requests, pools, times, scratch, w, s, f, lists, end):
-    """One token of every running request; the explicit ones join the front."""
+    """One token of every running request; the explicit ones join the decode batch."""
     state = requests.state
-    emit_front(requests, times, scratch, s, f, lists, end)
+    emit_decode_batch(requests, times, scratch, s, f, lists, end)
     pass_time(s, f, np.int64(1), end)
     if s[R.TICK] >= s[R.NEXT_FINISH]:
-        finish_front(requests, pools, w, s, lists, end)
-    s[R.FRONT_JOINED] = s[R.FRONT]
+        finish_decode_batch(requests, pools, w, s, lists, end)
+    s[R.DECODING_JOINED] = s[R.DECODING]
     start = s[R.RUN_OFFSET]
-    kept = s[R.FRONT]
-    for i in range(s[R.FRONT], s[R.RUNNING]):
+    kept = s[R.DECODING]
+    for i in range(s[R.DECODING], s[R.RUNNING]):
         q = np.int64(lists[start + i])
         state[Q.COMPUTED, q] += 1
         emit_token(requests, times, scratch, s, q, end)
@@ -470,7 +472,7 @@ def end_decode(requests, pools, times, scratch, w, s, f, lists, end):
             continue
         lists[start + kept] = q
         kept += 1
-        join_front(requests, s, lists, q)
+        join_decode_batch(requests, s, lists, q)
     s[R.RUNNING] = kept
 
 
@@ -489,7 +491,7 @@ def end_without_token(requests, pools, w, s, end):
 def apply(requests, pools, times, scratch, w, s, f, lists, start, end):
     """Step 4 of a pass: tokens, completions, rejections at its end, and the report of KV events.
     Returns held pages x ms."""
-    held = np.float64(s[R.NUM_BLOCKS] - s[R.FREE] - s[R.IDLE]) * (end - start)
+    held = np.float64(s[R.NUM_BLOCKS] - s[R.FREE] - s[R.EVICTABLE]) * (end - start)
     end_without_token(requests, pools, w, s, end)
     is_decode = s[R.BATCHED] == 0 and decodes(s) != 0
     due = count_pass(pools.events, s, is_decode)

@@ -13,7 +13,7 @@ from vecsim.kernels.cache.radix_tree import lock_path, match, probe, unlock_path
 from vecsim.kernels.compile.jit import inner
 from vecsim.kernels.sched.decode_batch import known_tokens
 from vecsim.kernels.sched.lifecycle import log_admission
-from vecsim.kernels.sched.sglang_pages import end_settled, pages_held, take_pages
+from vecsim.kernels.sched.sglang_pages import end_stuck_request, pages_held, take_pages
 from vecsim.kernels.sched.sglang_queue import pages_of, remove_behind
 from vecsim.kernels.state import rank as R
 from vecsim.kernels.state import request as Q
@@ -31,13 +31,13 @@ def reserved_output(requests, s, q, remaining):
 def room_for_prompts(requests, s, f, lists):
     """Tokens free for new prompts (float64): what is not held, less a share of the running
     requests' remaining output. Summed in running order, as the reference does."""
-    room = np.float64(s[R.FREE] + s[R.IDLE]) * np.float64(s[R.PAGE_SIZE])
+    room = np.float64(s[R.FREE] + s[R.EVICTABLE]) * np.float64(s[R.PAGE_SIZE])
     ratio = f[R.NEW_TOKEN_RATIO]
     state = requests.state
     reserved = 0.0
     for i in range(s[R.RUNNING]):
         q = lists[s[R.RUN_OFFSET] + i]
-        if i < s[R.FRONT]:
+        if i < s[R.DECODING]:
             remaining = np.int64(state[Q.FINISH, q]) - s[R.TICK]
         else:
             remaining = np.int64(state[Q.LIMIT, q]) - state[Q.GENERATED, q]
@@ -79,7 +79,7 @@ def allocate(requests, pools, s, q, start, end):
         node = match(requests, pools, s, q, held)
         lock_path(pools, s, node, s[R.ROOT])
     need = pages_of(s, end) - held
-    if need > s[R.FREE] + s[R.IDLE]:
+    if need > s[R.FREE] + s[R.EVICTABLE]:
         if fresh:
             unlock_path(pools, s, node)
         return False
@@ -91,7 +91,7 @@ def allocate(requests, pools, s, q, start, end):
 
 
 @inner
-def settle_head(requests, pools, w, s, q, now):
+def end_stuck_head(requests, pools, w, s, q, now):
     """End a queue head that can never be admitted although nothing runs on its rank."""
     state = requests.state
     known = known_tokens(requests, q)
@@ -104,14 +104,14 @@ def settle_head(requests, pools, w, s, q, now):
         reason = S.KV_CAPACITY_EXHAUSTED if produced > 0 else S.PROMPT_EXCEEDS_KV_CAPACITY
     elif first > s[R.TOKEN_BUDGET] or (first == 0 and known > 0):
         reason = S.PROMPT_EXCEEDS_TOKEN_BUDGET
-    end_settled(requests, pools, w, s, q, reason, now)
+    end_stuck_request(requests, pools, w, s, q, reason, now)
 
 
 @inner
 def may_still_start(s):
     """Whether requests of the rank that run, or that a handoff holds pages for, may let a refused
     head in when they end."""
-    return s[R.RUNNING] + s[R.HELD] + s[R.PROMISED] > 0
+    return s[R.RUNNING] + s[R.HELD] + s[R.PREALLOCATED] > 0
 
 
 @inner
@@ -162,7 +162,7 @@ def form_batch(requests, pools, scratch, w, s, f, lists, now):
             if s[R.BATCHED] > 0 or s[R.REJECTED_HEAD] >= 0 or may_still_start(s):
                 return
             remove_behind(requests, s, NONE, q)
-            settle_head(requests, pools, w, s, q, now)
+            end_stuck_head(requests, pools, w, s, q, now)
             room = room_for_prompts(requests, s, f, lists)
             continue
         remove_behind(requests, s, NONE, q)

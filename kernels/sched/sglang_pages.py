@@ -8,7 +8,7 @@ from vecsim.kernels.cache.page_events import log_inserted
 from vecsim.kernels.cache.radix_tree import evict, insert, lock_path, unlock_path
 from vecsim.kernels.compile.jit import inner
 from vecsim.kernels.sched.decode_batch import known_tokens
-from vecsim.kernels.sched.lifecycle import complete, hold, settle
+from vecsim.kernels.sched.lifecycle import complete, end_stuck, hold
 from vecsim.kernels.sched.sglang_queue import pages_of
 from vecsim.kernels.state import rank as R
 from vecsim.kernels.state import request as Q
@@ -113,7 +113,7 @@ def finish(requests, pools, w, s, q, end):
 
 
 @inner
-def end_settled(requests, pools, w, s, q, reason, now):
+def end_stuck_request(requests, pools, w, s, q, reason, now):
     """End a request that has left its queue, because nothing else would let the rank go on."""
     state = requests.state
     if state[Q.COMPUTED, q] == 0 and state[Q.ADMISSIONS, q] > 0:
@@ -121,4 +121,4 @@ def end_settled(requests, pools, w, s, q, reason, now):
     give_up_pages(requests, pools, s, q)
     requests.state[Q.RETIRED, q] = 1
     status = S.FAILED if state[Q.GENERATED, q] > 0 else S.REJECTED
-    settle(requests, w, s, q, status, reason, now)
+    end_stuck(requests, w, s, q, status, reason, now)

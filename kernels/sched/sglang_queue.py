@@ -1,9 +1,9 @@
 """The waiting queue of an SGLang rank.
 
 Requests that have not been seen by a pass wait in the arrival list (QUEUE_HEAD); the others form
-the *ready* list, in the order in which they are served: chunked prompts come back to its front,
-retracted requests to its back, and the policy `lpm` sorts it by cached prefix before every pass
-(reference: SGLang backend, waiting-queue policy).
+the *ready* list, in the order in which they are served: chunked prompts come back to its decode
+batch, retracted requests to its back, and the policy `lpm` sorts it by cached prefix before every
+pass (reference: SGLang backend, waiting-queue policy).
 """
 
 from __future__ import annotations

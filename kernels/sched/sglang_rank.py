@@ -18,7 +18,7 @@ from vecsim.kernels.sched.interface import Scheduler
 from vecsim.kernels.sched.sglang import (
     apply,
     decay_ratio,
-    finish_front,
+    finish_decode_batch,
     pass_time,
     price,
     schedule,
@@ -92,7 +92,7 @@ def passes_refused(requests, s, f, lists, asked, passes):
     `asked` tokens is surely refused."""
     expected = np.int64(0)
     shrinking = np.int64(0)
-    for i in range(s[R.FRONT]):
+    for i in range(s[R.DECODING]):
         remaining = np.int64(requests.state[Q.FINISH, lists[s[R.RUN_OFFSET] + i]]) - s[R.TICK]
         expected += reserved_output(requests, s, np.int64(i), remaining)
         if remaining <= s[R.CLIP_MAX_NEW_TOKENS]:
@@ -102,7 +102,7 @@ def passes_refused(requests, s, f, lists, asked, passes):
     block_size = s[R.BLOCK_SIZE]
     growth = lists[s[R.GROWTH_OFFSET] : s[R.GROWTH_OFFSET] + block_size]
     slot = s[R.TICK] % block_size
-    pages = s[R.FREE] + s[R.IDLE]
+    pages = s[R.FREE] + s[R.EVICTABLE]
     ratio = f[R.NEW_TOKEN_RATIO]
     for done in range(passes):
         reserved = np.float64(expected) * ratio
@@ -120,16 +120,16 @@ def passes_refused(requests, s, f, lists, asked, passes):
 
 @inner
 def decode_passes(requests, pools, w, s, f, lists, now):
-    """Passes that the rank can make as pure decodes of its front, whatever they evict; 0 when it is
-    not steady."""
-    if s[R.FRONT] == 0 or s[R.RUNNING] != s[R.FRONT] or s[R.LAGGING] != 0:
+    """Passes that the rank can make as pure decodes of its decode batch, whatever they evict; 0
+    when it is not steady."""
+    if s[R.DECODING] == 0 or s[R.RUNNING] != s[R.DECODING] or s[R.LAGGING] != 0:
         return np.int64(0)
     if s[R.ACTIVATED_HEAD] >= 0 and s[R.RUNNING] < s[R.MAX_NUM_SEQS]:
         return np.int64(0)
     passes = s[R.NEXT_FINISH] - s[R.TICK]
     q = queue_head(requests, s, now)
     if q < 0:
-        return passes_within(s, lists, s[R.FREE] + s[R.IDLE], passes)
+        return passes_within(s, lists, s[R.FREE] + s[R.EVICTABLE], passes)
     if sees_every_arrival(s):
         arriving = s[R.QUEUE_HEAD]
         if s[R.UNSORTED] != 0 or (arriving >= 0 and requests.time[Q.ARRIVAL, arriving] <= now):
@@ -145,19 +145,20 @@ def decode_passes(requests, pools, w, s, f, lists, now):
 
 
 @inner
-def passes_without_eviction(forecast, s, lists, passes):
+def passes_without_eviction(next_uses, s, lists, passes):
     """What Belady evicts depends on what other workers admit meanwhile: only free pages are taken
     in a run then."""
-    if forecast is not None:
+    if next_uses is not None:
         return passes_within(s, lists, s[R.FREE], passes)
     return passes
 
 
 @inner
 def steady_passes(requests, pools, w, s, f, lists, now):
-    """Passes that the rank can make as pure decodes of its front; 0 when it is not steady."""
+    """Passes that the rank can make as pure decodes of its decode batch; 0 when it is not
+    steady."""
     passes = decode_passes(requests, pools, w, s, f, lists, now)
-    return passes_without_eviction(pools.forecast, s, lists, passes)
+    return passes_without_eviction(pools.next_uses, s, lists, passes)
 
 
 @inner
@@ -231,15 +232,15 @@ def apply_run(requests, pools, w, s, f, lists, passes, start, end):
     decay_ratio(f, passes)
     pass_time(s, f, passes, end)
     if s[R.TICK] >= s[R.NEXT_FINISH]:
-        finish_front(requests, pools, w, s, lists, end)
-    s[R.FRONT_JOINED] = s[R.FRONT]
+        finish_decode_batch(requests, pools, w, s, lists, end)
+    s[R.DECODING_JOINED] = s[R.DECODING]
     report_after_run(pools.events, s, end)
 
 
 @inner
 def log_run(requests, pools, s, lists, ends, done, count, start):
     """The pages that each of `count` passes of a decode run, after `done` others, takes for the
-    front. The report of the last one waits: what it ends is stored first."""
+    decode batch. The report of the last one waits: what it ends is stored first."""
     taken = pools.events.ranks[TAKEN]
     rank = s[R.SCHEDULER_ID]
     if done == 0:

@@ -108,7 +108,7 @@ def reserve(requests, pools, s, q, now):
         node = match(requests, pools, s, q, hits)
         lock_path(pools, s, node, s[R.ROOT])
     need = pages_of(s, prompt) - hits
-    if need > s[R.FREE] + s[R.IDLE]:
+    if need > s[R.FREE] + s[R.EVICTABLE]:
         unlock_path(pools, s, node)
         return NONE
     state[Q.TREE_NODE, q] = node

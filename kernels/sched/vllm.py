@@ -2,9 +2,9 @@
 
 A pass has four steps: schedule (running requests first, then admissions), sum up the work, price
 it, apply it. `schedule` and `price` run at the start of a pass, `apply` at its end. Running
-requests that emitted a token at the last pass end form the front (see decode_batch.py). When memory
-does not suffice, or the budget leaves some of them out, the front is dissolved and the pass is
-scheduled request by request. (Reference: vLLM backend, sections 2, 3 and 6.)
+requests that emitted a token at the last pass end form the decode batch (see decode_batch.py). When
+memory does not suffice, or the budget leaves some of them out, the decode batch is dissolved and
+the pass is scheduled request by request. (Reference: vLLM backend, sections 2, 3 and 6.)
 
 TensorRT-LLM runs the same pass under two more rules: admission reserves blocks for the whole output
 (RESERVES_OUTPUT), so that nobody is ever preempted, and a fully cached prompt keeps its whole hit
@@ -27,7 +27,7 @@ import numpy as np
 
 from vecsim.kernels.cache.block_pool import (
     blocks_of,
-    publish,
+    cache_full_blocks,
     reference_prefix,
     release,
     take_blocks,
@@ -36,23 +36,23 @@ from vecsim.kernels.cache.kv_events import mark_pass_end
 from vecsim.kernels.compile.jit import inner
 from vecsim.kernels.fleet.itl_histogram import count_gap
 from vecsim.kernels.sched.decode_batch import (
-    advance_front,
+    advance_decode_batch,
     close_gaps,
-    empty_front,
-    join_front,
+    empty_decode_batch,
+    join_decode_batch,
     known_tokens,
-    leave_front,
+    leave_decode_batch,
 )
 from vecsim.kernels.sched.lifecycle import (
     begin_pass,
     complete,
     emit_token,
     end_rejected,
+    end_stuck,
     hold,
     log_admission,
     mark_second_tokens,
     reject,
-    settle,
 )
 from vecsim.kernels.sched.vllm_queue import (
     can_admit,
@@ -71,28 +71,29 @@ from vecsim.kernels.state import status as S
 from vecsim.kernels.state.codes import NONE
 from vecsim.kernels.timing.durations import decode_ms, prefill_ms
 
-STRAINED_LIMIT = np.int64(1024)
+PREEMPTING_LIMIT = np.int64(1024)
 """So many passes preempt without a token or an end before an empty prompt has to fail."""
 
 
-# --- the decode front -----------------------------------------------------------------------------
+# --- the decode batch -----------------------------------------------------------------------------
 @inner
 def leave(requests, pools, s, lists, q):
-    """Make a front member explicit again: all but its newest token are computed, and published."""
+    """Make a member of the decode batch explicit again: all but its newest token are computed, and
+    published."""
     before = np.int64(requests.state[Q.COMPUTED, q])
-    leave_front(requests, s, lists, q, np.int64(1))
+    leave_decode_batch(requests, s, lists, q, np.int64(1))
     computed = np.int64(requests.state[Q.COMPUTED, q])
-    publish(requests, pools, s, q, before // s[R.BLOCK_SIZE], computed // s[R.BLOCK_SIZE])
+    cache_full_blocks(requests, pools, s, q, before // s[R.BLOCK_SIZE], computed // s[R.BLOCK_SIZE])
 
 
 @inner
-def dissolve_front(requests, pools, s, lists, now):
-    """Make all front members explicit; their last tokens came at `now`."""
-    for i in range(s[R.FRONT]):
+def dissolve_decode_batch(requests, pools, s, lists, now):
+    """Make all members of the decode batch explicit; their last tokens came at `now`."""
+    for i in range(s[R.DECODING]):
         q = np.int64(lists[s[R.RUN_OFFSET] + i])
         leave(requests, pools, s, lists, q)
         requests.time[Q.LAST_TOKEN, q] = now
-    empty_front(s)
+    empty_decode_batch(s)
 
 
 # --- schedule: running requests -------------------------------------------------------------------
@@ -192,7 +193,7 @@ def compute(requests, pools, s, q, tokens):
     after = computed + tokens
     prefix = min(computed, prompt)
     state[Q.COMPUTED, q] = after
-    publish(requests, pools, s, q, computed // s[R.BLOCK_SIZE], after // s[R.BLOCK_SIZE])
+    cache_full_blocks(requests, pools, s, q, computed // s[R.BLOCK_SIZE], after // s[R.BLOCK_SIZE])
     record_work(requests, s, q, tokens, max(min(after, prompt) - prefix, np.int64(0)), prefix)
 
 
@@ -210,11 +211,11 @@ def schedule_explicit(requests, pools, s, lists, first, defer):
             return
         computed = np.int64(requests.state[Q.COMPUTED, q])
         need = blocks_of(computed + tokens, s[R.BLOCK_SIZE]) - blocks_of(computed, s[R.BLOCK_SIZE])
-        if s[R.RESERVES_OUTPUT] != 0 and need > s[R.FREE] + s[R.IDLE]:
+        if s[R.RESERVES_OUTPUT] != 0 and need > s[R.FREE] + s[R.EVICTABLE]:
             # An empty prompt, let in past the gate, took what was promised: it waits.
             return
         victim = NONE
-        while victim != q and need > s[R.FREE] + s[R.IDLE]:
+        while victim != q and need > s[R.FREE] + s[R.EVICTABLE]:
             victim = preempt(requests, pools, s, lists)
         if victim == q:
             continue
@@ -226,13 +227,13 @@ def schedule_explicit(requests, pools, s, lists, first, defer):
 
 @inner
 def fits_without_preemption(requests, s, lists, defer):
-    """Whether the front fits the budget, and all running requests the blocks at hand."""
-    front = s[R.FRONT]
-    if front > s[R.TOKEN_BUDGET]:
+    """Whether the decode batch fits the budget, and all running requests the blocks at hand."""
+    decodes = s[R.DECODING]
+    if decodes > s[R.TOKEN_BUDGET]:
         return False
     need = np.int64(lists[s[R.GROWTH_OFFSET] + s[R.TICK] % s[R.BLOCK_SIZE]])
-    budget = s[R.TOKEN_BUDGET] - front
-    for i in range(front, s[R.RUNNING]):
+    budget = s[R.TOKEN_BUDGET] - decodes
+    for i in range(decodes, s[R.RUNNING]):
         q = np.int64(lists[s[R.RUN_OFFSET] + i])
         if defer and not built(requests, q):
             continue
@@ -241,13 +242,13 @@ def fits_without_preemption(requests, s, lists, defer):
         tokens = min(left, budget)
         need += blocks_of(computed + tokens, s[R.BLOCK_SIZE]) - blocks_of(computed, s[R.BLOCK_SIZE])
         budget -= tokens
-    return need <= s[R.FREE] + s[R.IDLE]
+    return need <= s[R.FREE] + s[R.EVICTABLE]
 
 
 @inner
-def step_front(requests, pools, s, lists, tick):
-    """Blocks that front members begin and complete in the pass at `tick`, in running order.
-    Returns how many were taken."""
+def step_decode_batch(requests, pools, s, lists, tick):
+    """Blocks that members of the decode batch begin and complete in the pass at `tick`, in running
+    order. Returns how many were taken."""
     block_size = s[R.BLOCK_SIZE]
     growth = s[R.GROWTH_OFFSET]
     taken = np.int64(0)
@@ -255,7 +256,7 @@ def step_front(requests, pools, s, lists, tick):
     if lists[growth + tick % block_size] == 0 and lists[growth + (tick + 1) % block_size] == 0:
         return taken
     state = requests.state
-    for i in range(s[R.FRONT]):
+    for i in range(s[R.DECODING]):
         q = np.int64(lists[s[R.RUN_OFFSET] + i])
         computed = np.int64(state[Q.ISL, q]) + state[Q.GENERATED, q] + tick - 1
         block = computed // block_size
@@ -264,17 +265,17 @@ def step_front(requests, pools, s, lists, tick):
             take_blocks(requests, pools, s, np.int64(1))
             taken += 1
         if inside == block_size - 1:
-            publish(requests, pools, s, q, block, block + 1)
+            cache_full_blocks(requests, pools, s, q, block, block + 1)
             state[Q.COMPUTED, q] = computed + 1
     return taken
 
 
 @inner
-def grow_front(events, requests, pools, s, lists):
-    """Take the blocks that front members begin in this pass; where events are observed, block by
-    block. Returns how many."""
+def grow_decode_batch(events, requests, pools, s, lists):
+    """Take the blocks that members of the decode batch begin in this pass; where events are
+    observed, block by block. Returns how many."""
     if events is not None:
-        return step_front(requests, pools, s, lists, s[R.TICK])
+        return step_decode_batch(requests, pools, s, lists, s[R.TICK])
     growth = np.int64(lists[s[R.GROWTH_OFFSET] + s[R.TICK] % s[R.BLOCK_SIZE]])
     take_blocks(requests, pools, s, growth)
     return growth
@@ -284,34 +285,37 @@ def grow_front(events, requests, pools, s, lists):
 def schedule_running(requests, pools, s, lists, now, defer):
     """Phase 1 of a pass: one token for each decode, the next chunk of unfinished prompts."""
     if fits_without_preemption(requests, s, lists, defer):
-        growth = grow_front(pools.events, requests, pools, s, lists)
+        growth = grow_decode_batch(pools.events, requests, pools, s, lists)
         if s[R.RESERVES_OUTPUT] != 0:
             s[R.RESERVED] -= growth
-        s[R.BUDGET] -= s[R.FRONT]
+        s[R.BUDGET] -= s[R.DECODING]
     else:
-        dissolve_front(requests, pools, s, lists, now)
-    schedule_explicit(requests, pools, s, lists, s[R.FRONT], defer)
+        dissolve_decode_batch(requests, pools, s, lists, now)
+    schedule_explicit(requests, pools, s, lists, s[R.DECODING], defer)
 
 
 @inner
-def publish_scheduled(events, requests, pools, s, q):
-    """Make the block findable that the scheduled token of a former front member completes; where
-    events are observed `step_front` has done it."""
+def cache_scheduled_block(events, requests, pools, s, q):
+    """Make the block findable that the scheduled token of a former member of the decode batch
+    completes; where events are observed `step_decode_batch` has done it."""
     if events is None:
         computed = np.int64(requests.state[Q.COMPUTED, q])
         block_size = s[R.BLOCK_SIZE]
-        publish(requests, pools, s, q, computed // block_size, (computed + 1) // block_size)
+        cache_full_blocks(
+            requests, pools, s, q, computed // block_size, (computed + 1) // block_size
+        )
 
 
 @inner
-def dissolve_scheduled_front(requests, pools, s, lists, now):
-    """Make all front members explicit after their token of this pass was scheduled."""
+def dissolve_scheduled_batch(requests, pools, s, lists, now):
+    """Make all members of the decode batch explicit after their token of this pass was
+    scheduled."""
     state = requests.state
-    front = s[R.FRONT]
-    dissolve_front(requests, pools, s, lists, now)
-    for i in range(front):
+    decodes = s[R.DECODING]
+    dissolve_decode_batch(requests, pools, s, lists, now)
+    for i in range(decodes):
         q = np.int64(lists[s[R.RUN_OFFSET] + i])
-        publish_scheduled(pools.events, requests, pools, s, q)
+        cache_scheduled_block(pools.events, requests, pools, s, q)
         state[Q.COMPUTED, q] += 1
         state[Q.PASS_TOKENS, q] = 1
 
@@ -320,11 +324,11 @@ def dissolve_scheduled_front(requests, pools, s, lists, now):
 def make_room(requests, pools, s, lists, need, now):
     """Preempt until `need` blocks can be taken, for a request that no gate held back; reserved ones
     may stand in the way. Whether it could."""
-    if need > s[R.FREE] + s[R.IDLE]:
-        dissolve_scheduled_front(requests, pools, s, lists, now)
-    while need > s[R.FREE] + s[R.IDLE] and s[R.RUNNING] > 0:
+    if need > s[R.FREE] + s[R.EVICTABLE]:
+        dissolve_scheduled_batch(requests, pools, s, lists, now)
+    while need > s[R.FREE] + s[R.EVICTABLE] and s[R.RUNNING] > 0:
         preempt(requests, pools, s, lists)
-    return need <= s[R.FREE] + s[R.IDLE]
+    return need <= s[R.FREE] + s[R.EVICTABLE]
 
 
 # --- schedule: admissions -------------------------------------------------------------------------
@@ -338,12 +342,12 @@ def waits_for_others(requests, pools, s, q):
     if s[R.ROLE] == R.DESTINATION and (
         blocks_of(known_tokens(requests, q), s[R.BLOCK_SIZE]) <= s[R.NUM_BLOCKS]
     ):
-        return s[R.QUEUE_HEAD] >= 0 or s[R.PROMISED] > 0 or s[R.PREEMPTED_COUNT] > 1
+        return s[R.QUEUE_HEAD] >= 0 or s[R.PREALLOCATED] > 0 or s[R.PREEMPTED_COUNT] > 1
     return False
 
 
 @inner
-def settle_standstill(requests, pools, w, s, q, now):
+def end_stuck_head(requests, pools, w, s, q, now):
     """End a queue head that can never be admitted although nothing runs on its rank."""
     state = requests.state
     produced = np.int64(state[Q.GENERATED, q])
@@ -356,7 +360,7 @@ def settle_standstill(requests, pools, w, s, q, now):
     if s[R.EVICTION_POLICY] == R.EVICT_BELADY:
         state[Q.RETIRED, q] = 1
     leave_queue(requests, s, q)
-    settle(requests, w, s, q, status, reason, now)
+    end_stuck(requests, w, s, q, status, reason, now)
 
 
 @inner
@@ -396,7 +400,7 @@ def admit_waiting(requests, pools, scratch, w, s, lists, now, defer):
             s[R.BLOCKED] = np.int64(waits_for_others(requests, pools, s, q))
             if s[R.BLOCKED] != 0:
                 return
-            settle_standstill(requests, pools, w, s, q, now)
+            end_stuck_head(requests, pools, w, s, q, now)
             continue
         cached = hits * s[R.BLOCK_SIZE]
         need = blocks_of(cached + tokens, s[R.BLOCK_SIZE]) - hits
@@ -418,7 +422,7 @@ def admit_waiting(requests, pools, scratch, w, s, lists, now, defer):
 
 @inner
 def retire_running(requests, s, lists):
-    """Belady's forecast: the requests admitted by now are no future use any more."""
+    """Belady's next_uses: the requests admitted by now are no future use any more."""
     for i in range(s[R.RUNNING]):
         requests.state[Q.RETIRED, lists[s[R.RUN_OFFSET] + i]] = 1
 
@@ -428,7 +432,7 @@ def is_deferring(requests, s, lists, step):
     """Whether this group pass puts off prefills (prefill_schedule_interval)."""
     if step % s[R.PREFILL_SCHEDULE_INTERVAL] == 0 or s[R.CAPACITY_BOUND] != 0:
         return False
-    if s[R.FRONT] > 0:
+    if s[R.DECODING] > 0:
         return True
     built_ones = np.int64(0)
     for i in range(s[R.RUNNING]):
@@ -440,14 +444,14 @@ def is_deferring(requests, s, lists, step):
 def note_effect(requests, w, s, lists, running, now):
     """What a scheduled pass of a prefill or decode rank, `running` requests before, means to
     handoffs: whether anything comes of it, and whether it may be easier to reserve blocks."""
-    if s[R.STRAINED] > STRAINED_LIMIT:
+    if s[R.PREEMPTING_PASSES] > PREEMPTING_LIMIT:
         fail_empty_prompt(requests, w, s, now)
     moved = s[R.RUNNING] != running or s[R.BUDGET] != s[R.TOKEN_BUDGET] or s[R.PREEMPTED_ANY] != 0
-    s[R.EFFECT] = np.int64(moved or s[R.SETTLED] > 0 or s[R.REJECTED_HEAD] >= 0)
+    s[R.EFFECT] = np.int64(moved or s[R.STUCK_ENDED] > 0 or s[R.REJECTED_HEAD] >= 0)
     if s[R.ROLE] == R.DESTINATION:
-        s[R.CAPACITY_VERSION] += s[R.PREEMPTED_ANY] + s[R.SETTLED]
+        s[R.CAPACITY_VERSION] += s[R.PREEMPTED_ANY] + s[R.STUCK_ENDED]
         # Every token of a destination costs a decode step.
-        for i in range(s[R.FRONT], s[R.RUNNING]):
+        for i in range(s[R.DECODING], s[R.RUNNING]):
             requests.state[Q.PASS_PROMPT, lists[s[R.RUN_OFFSET] + i]] = 0
 
 
@@ -461,7 +465,7 @@ def schedule(requests, pools, scratch, w, s, f, lists, now, defer):
     admit_waiting(requests, pools, scratch, w, s, lists, now, defer)
     if s[R.EVICTION_POLICY] == R.EVICT_BELADY:
         retire_running(requests, s, lists)
-    settle_overcommitment(requests, pools, w, s, lists, now, defer)
+    fail_overcommitment(requests, pools, w, s, lists, now, defer)
     if not defer and s[R.PREEMPTED_ANY] == 0:
         s[R.CAPACITY_BOUND] = np.int64(queue_head(requests, s, now) >= 0)
     if s[R.ROLE] != R.AGGREGATED:
@@ -479,7 +483,7 @@ def is_ready(requests, q):
 @inner
 def somebody_goes_on(requests, s, lists):
     """Whether the scheduled pass lets a request produce a token or end."""
-    if s[R.FRONT] > 0 or s[R.REJECTED_HEAD] >= 0 or s[R.SETTLED] > 0:
+    if s[R.DECODING] > 0 or s[R.REJECTED_HEAD] >= 0 or s[R.STUCK_ENDED] > 0:
         return True
     ready = np.int64(0)
     for i in range(s[R.RUNNING]):
@@ -501,24 +505,24 @@ def fail_overcommitted(requests, pools, w, s, lists, now):
     for i in range(at + 1, start + s[R.RUNNING]):
         lists[i - 1] = lists[i]
     s[R.RUNNING] -= 1
-    s[R.STRAINED] = 0
+    s[R.PREEMPTING_PASSES] = 0
     undo_work(requests, s, q)
     give_back(requests, pools, s, q)
-    settle(requests, w, s, q, S.FAILED, S.KV_CAPACITY_EXHAUSTED, now)
+    end_stuck(requests, w, s, q, S.FAILED, S.KV_CAPACITY_EXHAUSTED, now)
 
 
 @inner
-def settle_overcommitment(requests, pools, w, s, lists, now, defer):
+def fail_overcommitment(requests, pools, w, s, lists, now, defer):
     """Empty prompts come in whatever blocks are left. Where admission reserves blocks, running
     requests may then wait for each other; elsewhere they may preempt each other for ever."""
     waits = s[R.RESERVES_OUTPUT] != 0 and s[R.RUNNING] > 0 and s[R.BUDGET] == s[R.TOKEN_BUDGET]
-    if not waits and s[R.PREEMPTED_ANY] == 0 and s[R.STRAINED] == 0:
+    if not waits and s[R.PREEMPTED_ANY] == 0 and s[R.PREEMPTING_PASSES] == 0:
         return
     if somebody_goes_on(requests, s, lists):
-        s[R.STRAINED] = 0
+        s[R.PREEMPTING_PASSES] = 0
         return
-    s[R.STRAINED] += s[R.PREEMPTED_ANY]
-    if s[R.STRAINED] > STRAINED_LIMIT or (waits and not defer):
+    s[R.PREEMPTING_PASSES] += s[R.PREEMPTED_ANY]
+    if s[R.PREEMPTING_PASSES] > PREEMPTING_LIMIT or (waits and not defer):
         fail_overcommitted(requests, pools, w, s, lists, now)
 
 
@@ -529,10 +533,10 @@ def fail_empty_prompt(requests, w, s, now):
     q = s[R.READY_HEAD]
     while q >= 0 and requests.state[Q.ISL, q] > 0:
         q = np.int64(requests.state[Q.NEXT, q])
-    s[R.STRAINED] = 0
+    s[R.PREEMPTING_PASSES] = 0
     if q >= 0:
         leave_queue(requests, s, q)
-        settle(requests, w, s, q, S.FAILED, S.KV_CAPACITY_EXHAUSTED, now)
+        end_stuck(requests, w, s, q, S.FAILED, S.KV_CAPACITY_EXHAUSTED, now)
 
 
 # --- work summary and price -----------------------------------------------------------------------
@@ -546,9 +550,9 @@ def price(requests, s, f, lists, start):
         if duration < 0.0:
             return -1.0
         end += duration
-    batch = s[R.FRONT]
-    context = s[R.FRONT_CONTEXT]
-    for i in range(s[R.FRONT], s[R.RUNNING]):
+    batch = s[R.DECODING]
+    context = s[R.DECODING_CONTEXT]
+    for i in range(s[R.DECODING], s[R.RUNNING]):
         q = np.int64(lists[s[R.RUN_OFFSET] + i])
         if not is_ready(requests, q) or state[Q.GENERATED, q] >= state[Q.LIMIT, q]:
             continue
@@ -584,8 +588,8 @@ def finish(requests, pools, w, s, q, end):
 def finish_without_output(requests, pools, w, s, lists, end):
     """Complete the ready requests that have nothing to produce; they leave before all others."""
     start = s[R.RUN_OFFSET]
-    kept = s[R.FRONT]
-    for i in range(s[R.FRONT], s[R.RUNNING]):
+    kept = s[R.DECODING]
+    for i in range(s[R.DECODING], s[R.RUNNING]):
         q = np.int64(lists[start + i])
         if requests.state[Q.LIMIT, q] == 0 and is_ready(requests, q):
             requests.state[Q.PASS_TOKENS, q] = 0
@@ -598,10 +602,10 @@ def finish_without_output(requests, pools, w, s, lists, end):
 
 
 @inner
-def finish_front(requests, pools, w, s, lists, end):
-    """Complete the front members whose last token came at `end`."""
+def finish_decode_batch(requests, pools, w, s, lists, end):
+    """Complete the members of the decode batch whose last token came at `end`."""
     start = s[R.RUN_OFFSET]
-    for i in range(start, start + s[R.FRONT]):
+    for i in range(start, start + s[R.DECODING]):
         q = np.int64(lists[i])
         if requests.state[Q.FINISH, q] <= s[R.TICK]:
             leave(requests, pools, s, lists, q)
@@ -613,11 +617,11 @@ def finish_front(requests, pools, w, s, lists, end):
 
 @inner
 def emit_explicit(requests, pools, times, scratch, w, s, lists, end):
-    """Tokens of the explicit requests, in order; who has more to produce joins the front."""
+    """Tokens of the explicit requests, in order; who has more to produce joins the decode batch."""
     state = requests.state
     start = s[R.RUN_OFFSET]
-    kept = s[R.FRONT]
-    for i in range(s[R.FRONT], s[R.RUNNING]):
+    kept = s[R.DECODING]
+    for i in range(s[R.DECODING], s[R.RUNNING]):
         q = np.int64(lists[start + i])
         state[Q.PASS_TOKENS, q] = 0
         state[Q.PASS_PROMPT, q] = 0
@@ -629,8 +633,8 @@ def emit_explicit(requests, pools, times, scratch, w, s, lists, end):
                 continue
         lists[start + kept] = q
         kept += 1
-        if emitted and kept == s[R.FRONT] + 1 and state[Q.LONER, q] == 0:
-            join_front(requests, s, lists, q)
+        if emitted and kept == s[R.DECODING] + 1 and state[Q.PRIVATE, q] == 0:
+            join_decode_batch(requests, s, lists, q)
     s[R.RUNNING] = kept
 
 
@@ -639,8 +643,8 @@ def tokens_to_emit(requests, s, lists):
     """Visible tokens that the pass in flight emits at its end."""
     if s[R.ROLE] == R.SOURCE:
         return np.int64(0)
-    tokens = s[R.FRONT]
-    for i in range(s[R.FRONT], s[R.RUNNING]):
+    tokens = s[R.DECODING]
+    for i in range(s[R.DECODING], s[R.RUNNING]):
         q = np.int64(lists[s[R.RUN_OFFSET] + i])
         tokens += np.int64(requests.state[Q.LIMIT, q] > 0 and is_ready(requests, q))
     return tokens
@@ -651,16 +655,16 @@ def apply(requests, pools, times, scratch, w, s, f, lists, start, end):
     """Step 4 of a pass: tokens, completions, rejections at its end, and the KV events of what was
     scheduled at its start. Returns held blocks x ms."""
     mark_pass_end(pools.events, s, end)
-    if s[R.FRONT] > 0:
-        count_gap(times, scratch, end - start, s[R.FRONT_COUNTED])
+    if s[R.DECODING] > 0:
+        count_gap(times, scratch, end - start, s[R.DECODING_COUNTED])
         mark_second_tokens(requests, s, lists, end)
-    held = np.float64(s[R.NUM_BLOCKS] - s[R.FREE] - s[R.IDLE]) * (end - start)
-    advance_front(s, np.int64(1))
-    if s[R.RUNNING] > s[R.FRONT]:
+    held = np.float64(s[R.NUM_BLOCKS] - s[R.FREE] - s[R.EVICTABLE]) * (end - start)
+    advance_decode_batch(s, np.int64(1))
+    if s[R.RUNNING] > s[R.DECODING]:
         finish_without_output(requests, pools, w, s, lists, end)
     if s[R.TICK] >= s[R.NEXT_FINISH]:
-        finish_front(requests, pools, w, s, lists, end)
-    s[R.FRONT_JOINED] = s[R.FRONT]
+        finish_decode_batch(requests, pools, w, s, lists, end)
+    s[R.DECODING_JOINED] = s[R.DECODING]
     emit_explicit(requests, pools, times, scratch, w, s, lists, end)
     end_rejected(requests, w, s, end)
     s[R.COMMITTED_PREFILL] += s[R.PREFILL_TOKENS]

@@ -131,7 +131,7 @@ def gate_is_shut(requests, s, q, active):
     """Whether the footprint, less what others hold already, exceeds the blocks nobody counts on.
     Those are none where empty prompts took more than was left."""
     return footprint(requests, s, q) - active > max(
-        s[R.FREE] + s[R.IDLE] - s[R.RESERVED], np.int64(0)
+        s[R.FREE] + s[R.EVICTABLE] - s[R.RESERVED], np.int64(0)
     )
 
 

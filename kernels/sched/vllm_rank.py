@@ -9,16 +9,16 @@ import numpy as np
 from vecsim.kernels.cache.kv_events import AT_PASS_END, TAKEN, events_have_room, mark_visible
 from vecsim.kernels.compile.jit import inner
 from vecsim.kernels.fleet.decode_run import passes_within
-from vecsim.kernels.sched.decode_batch import advance_front
+from vecsim.kernels.sched.decode_batch import advance_decode_batch
 from vecsim.kernels.sched.interface import Scheduler
 from vecsim.kernels.sched.vllm import (
     apply,
-    finish_front,
+    finish_decode_batch,
     grow_running,
     is_deferring,
     price,
     schedule,
-    step_front,
+    step_decode_batch,
     tokens_to_emit,
 )
 from vecsim.kernels.sched.vllm_queue import can_admit, is_prebuilt, next_candidate, rejection
@@ -40,20 +40,21 @@ from vecsim.kernels.state import worker as W
 
 @inner
 def head_keeps_waiting(requests, pools, s, q):
-    """Whether the queue head stays where it is as long as nobody leaves the front."""
+    """Whether the queue head stays where it is as long as nobody leaves the decode batch."""
     if s[R.RUNNING] >= s[R.MAX_NUM_SEQS]:
         return True
     if is_prebuilt(requests, s, q) or rejection(requests, s, q) > 0:
         return False
-    s[R.BUDGET] = s[R.TOKEN_BUDGET] - s[R.FRONT]
+    s[R.BUDGET] = s[R.TOKEN_BUDGET] - s[R.DECODING]
     _, tokens = can_admit(requests, pools, s, q, np.bool_(False))
     return tokens < 0
 
 
 @inner
 def steady_passes(requests, pools, w, s, f, lists, now):
-    """Passes that the rank can make as pure decodes of its front; 0 when it is not steady."""
-    if s[R.FRONT] == 0 or s[R.RUNNING] != s[R.FRONT] or s[R.FRONT] > s[R.TOKEN_BUDGET]:
+    """Passes that the rank can make as pure decodes of its decode batch; 0 when it is not
+    steady."""
+    if s[R.DECODING] == 0 or s[R.RUNNING] != s[R.DECODING] or s[R.DECODING] > s[R.TOKEN_BUDGET]:
         return np.int64(0)
     q = next_candidate(requests, s, now)
     if q >= 0 and not head_keeps_waiting(requests, pools, s, q):
@@ -61,7 +62,7 @@ def steady_passes(requests, pools, w, s, f, lists, now):
     blocks = s[R.FREE]
     if s[R.EVICTION_POLICY] != R.EVICT_BELADY:
         # Belady's victim depends on what other workers admit meanwhile.
-        blocks += s[R.IDLE]
+        blocks += s[R.EVICTABLE]
     return passes_within(s, lists, blocks, s[R.NEXT_FINISH] - s[R.TICK])
 
 
@@ -86,15 +87,16 @@ def apply_run(requests, pools, w, s, f, lists, passes, start, end):
     to_next_admission = (interval - w[W.STEP] % interval) % interval
     if s[R.CAPACITY_BOUND] != 0 or to_next_admission < passes:
         s[R.CAPACITY_BOUND] = np.int64(queue_head(requests, s, start) >= 0)
-    advance_front(s, passes)
+    advance_decode_batch(s, passes)
     if s[R.TICK] >= s[R.NEXT_FINISH]:
-        finish_front(requests, pools, w, s, lists, end)
-    s[R.FRONT_JOINED] = s[R.FRONT]
+        finish_decode_batch(requests, pools, w, s, lists, end)
+    s[R.DECODING_JOINED] = s[R.DECODING]
 
 
 @inner
 def log_run(requests, pools, s, lists, ends, done, count, start):
-    """What each of `count` passes of a decode run, after `done` others, does to the front's blocks.
+    """What each of `count` passes of a decode run, after `done` others, does to the decode batch's
+    blocks.
 
     To everybody else it looks as if they were still to be taken at the end of the run: FREE and
     GROWN are those of a run that is not observed.
@@ -105,7 +107,7 @@ def log_run(requests, pools, s, lists, ends, done, count, start):
         taken[rank] = 0
     s[R.FREE] -= taken[rank]
     for k in range(count):
-        taken[rank] += step_front(requests, pools, s, lists, s[R.TICK] + done + k)
+        taken[rank] += step_decode_batch(requests, pools, s, lists, s[R.TICK] + done + k)
         mark_visible(pools.events, s, ends[k], AT_PASS_END)
     s[R.FREE] += taken[rank]
 
@@ -118,7 +120,7 @@ def close_group(ranks, requests, w, first, dp_size, passes, start, end):
         return
     for r in range(first, first + dp_size):
         s = ranks.fields[r]
-        if has_work(requests, s, start) or s[R.HELD] + s[R.PROMISED] > 0:
+        if has_work(requests, s, start) or s[R.HELD] + s[R.PREALLOCATED] > 0:
             return
         q = s[R.QUEUE_HEAD]
         if q >= 0 and (requests.time[Q.ARRIVAL, q] < end or s[R.ROLE] == R.DESTINATION):

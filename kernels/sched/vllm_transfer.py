@@ -13,8 +13,8 @@ import numpy as np
 
 from vecsim.kernels.cache.block_pool import (
     blocks_of,
+    cache_full_blocks,
     find_prefix,
-    publish,
     reference_prefix,
     release,
     take_blocks,
@@ -73,7 +73,7 @@ def reserve(requests, pools, s, q, now):
     else:
         hits, active = find_prefix(requests, pools, s, q, prompt // s[R.BLOCK_SIZE])
         need -= hits
-        if need > s[R.FREE] + s[R.IDLE] - (hits - active):
+        if need > s[R.FREE] + s[R.EVICTABLE] - (hits - active):
             return NONE
         reference_prefix(requests, pools, s, q, hits)
     take_blocks(requests, pools, s, need)
@@ -86,7 +86,7 @@ def activate(requests, pools, s, q, now):
     """The prompt has arrived: its blocks can be found, and it waits to be decoded."""
     state = requests.state
     prompt = np.int64(state[Q.ISL, q])
-    publish(requests, pools, s, q, np.int64(state[Q.HITS, q]), prompt // s[R.BLOCK_SIZE])
+    cache_full_blocks(requests, pools, s, q, np.int64(state[Q.HITS, q]), prompt // s[R.BLOCK_SIZE])
     state[Q.COMPUTED, q] = prompt
     queue_activated(requests, s, q)
     mark_command(pools.events, s, now, AT_ACTIVATE)

@@ -8,20 +8,22 @@ import numpy as np
 
 from vecsim.kernels.state.request import Requests
 
-# --- nodes of the idle lists: int32 [NODE_FIELDS, copies + n] -------------------------------------
-# Copies of blocks first, then one node per request for its idle run; only copies use ROW and on.
+# --- nodes of the evictable lists: int32 [NODE_FIELDS, copies + n]
+# ------------------------------------- Copies of blocks first, then one node per request for its
+# evictable run; only copies use ROW and on.
 PREVIOUS, FOLLOWING, ROW, REFERENCES, NEWER, OLDER, OWN_BEFORE = (np.int64(k) for k in range(7))
 NODE_FIELDS = 7
 
 # --- prefix index: int32 [INDEX_FIELDS, rows] -----------------------------------------------------
 PRIMARY, NEWEST, CONTENT = (np.int64(k) for k in range(3))
-"""Oldest and newest copy of an identity; what it stands for in the forecast (NONE: nothing)."""
+"""Oldest and newest copy of an identity; what it stands for in the next_uses (NONE: nothing)."""
 INDEX_FIELDS = 3
 
-# --- forecast of prompts (Belady): int32 [FORECAST_FIELDS, nodes of the prefix tree] --------------
+# --- Next uses of prompts (Belady): int32 [NEXT_USE_FIELDS, nodes of the prefix tree]
+# --------------
 NEXT_USER, END_OF_USERS = (np.int64(k) for k in range(2))
 """Span in `users` of the requests that have the node in their prompt and may still come."""
-FORECAST_FIELDS = 2
+NEXT_USE_FIELDS = 2
 USER, COVERS = (np.int64(k) for k in range(2))
 """The request, and how many of the node's blocks its prompt covers."""
 
@@ -48,10 +50,10 @@ LPM_LIMIT = np.int64(128)
 """A longer queue is not sorted by prefix."""
 
 
-class Forecast(NamedTuple):
-    """What prompts are to come (Belady)."""
+class NextUseTable(NamedTuple):
+    """Which requests will ask next for the blocks of prompts (Belady)."""
 
-    nodes: np.ndarray  # int32 [FORECAST_FIELDS, nodes of the prefix tree]
+    nodes: np.ndarray  # int32 [NEXT_USE_FIELDS, nodes of the prefix tree]
     users: np.ndarray  # int32 [2, users]: by node, ascending
 
 
@@ -65,11 +67,11 @@ class EventLog(NamedTuple):
 
 
 class Pools(NamedTuple):
-    """KV blocks that can be found again: copies, idle lists, prefix index."""
+    """KV blocks that can be found again: copies, evictable lists, prefix index."""
 
     nodes: np.ndarray  # int32 [NODE_FIELDS, copies + n]
     index: np.ndarray  # int32 [INDEX_FIELDS, rows]
-    forecast: Forecast | None
+    next_uses: NextUseTable | None
     events: EventLog | None
 
 
@@ -80,5 +82,5 @@ class Forest(NamedTuple):
     table: np.ndarray  # int32 [power of two, twice the capacity at least]: children by first page
     state: np.ndarray  # int64 [FOREST_STATE]
     order: np.ndarray  # int64 [4, LPM_LIMIT]: the queue being sorted
-    forecast: Forecast | None
+    next_uses: NextUseTable | None
     events: EventLog | None

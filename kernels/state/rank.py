@@ -48,7 +48,7 @@ EVICT_LRU, EVICT_BELADY = (np.int64(k) for k in range(2))
     PREFILL_FUNCTION,  # address of a custom model
     DECODE_FUNCTION,
     SCHEDULER_ID,  # number of the rank in its pool
-    FIRST_RUN,  # node of request 0 in the idle list: one past the last copy of all ranks
+    FIRST_RUN,  # node of request 0 in the evictable list: one past the last copy of all ranks
     RUN_OFFSET,  # the rank's running requests, in admission order: lists[RUN_OFFSET:]
     GROWTH_OFFSET,  # members that need a block at tick t: lists[GROWTH_OFFSET + t % BLOCK_SIZE]
     # SGLang only:
@@ -67,10 +67,10 @@ AGGREGATED, SOURCE, DESTINATION = (np.int64(k) for k in range(3))
 # ... then state.
 (
     FREE,  # blocks never used or given back
-    IDLE,  # cached blocks without a reference
+    EVICTABLE,  # cached blocks without a reference
     RESERVED,  # blocks that running requests may still take, where admission reserves them
-    IDLE_HEAD,  # next victim
-    IDLE_TAIL,
+    EVICTABLE_HEAD,  # next victim
+    EVICTABLE_TAIL,
     COPY_FREE,  # head of the list of given-back copies
     COPY_BUMP,  # next copy that was never used
     QUEUE_HEAD,  # waiting requests that were never preempted, in arrival order
@@ -78,51 +78,51 @@ AGGREGATED, SOURCE, DESTINATION = (np.int64(k) for k in range(3))
     READY_HEAD,  # waiting requests in front of the queue, in the order they are served (queues.py)
     PREEMPTED_COUNT,
     RUNNING,  # running requests
-    FRONT,  # how many of them, from the first, decode in step (see front.py)
-    FRONT_CONTEXT,  # sum of their sequence lengths (tokens)
-    FRONT_COUNTED,  # how many of them have COUNTED set
-    FRONT_JOINED,  # the front's members from this position on joined at the last pass end
+    DECODING,  # how many of them, from the first, decode in lock step (see decode_batch.py)
+    DECODING_CONTEXT,  # sum of their sequence lengths (tokens)
+    DECODING_COUNTED,  # how many of them have COUNTED set
+    DECODING_JOINED,  # the decode batch's members from this position on joined at the last pass end
     TICK,  # passes of this rank
-    NEXT_FINISH,  # tick at which the next front member finishes
+    NEXT_FINISH,  # tick at which the next member of the decode batch finishes
     CAPACITY_BOUND,
     PARTICIPATES,  # had work when the pass in flight began
     BUDGET,  # tokens left in the pass being scheduled
     PREEMPTED_ANY,
     REJECTED_HEAD,  # requests rejected in the pass in flight
-    SETTLED,  # standstills settled when the pass in flight began
-    STRAINED,  # passes that preempted somebody since one last let a request go on (vLLM)
+    STUCK_ENDED,  # standstills that ended somebody when the pass in flight began
+    PREEMPTING_PASSES,  # passes that preempted somebody since one last let a request go on (vLLM)
     PREFILLS,  # requests with prompt tokens in the pass in flight
     PREFILL_ISL,  # sum of prompt positions they reach
     PREFILL_PREFIX,  # sum of prompt positions they start from
     PREFILL_TOKENS,  # tokens they compute
     COMMITTED_PREFILL,
     PREEMPTIONS,
-    GROWN,  # blocks that the front took during the stretch being walked
+    GROWN,  # blocks that the decode batch took during the decode run being walked
     # SGLang only:
     READY_TAIL,
     READY_COUNT,
     BATCHED,  # requests that the pass in flight prefills; 0 in a decode pass
     NEW_FROM,  # position in the running list of the first of them that completes its prompt
     FITS,  # there is room for their first tokens
-    LAGGING,  # some front member got its last token before the last pass end
+    LAGGING,  # some member of the decode batch got its last token before the last pass end
     TREE_CLOCK,  # tree operations so far
     UNSORTED,  # tree or queue changed since the queue was last sorted
     # Prefill/decode handoff only:
     HELD,  # a source: requests whose prompt is done and whose blocks are kept for the transfer
     ENDING_HEAD,  # a destination (SGLang): requests without output that end with the pass in flight
     ENDING_TAIL,
-    PROMISED,  # a destination: requests with reserved blocks that are not activated yet
+    PREALLOCATED,  # a destination: requests with reserved blocks that are not activated yet
     ACTIVATED,  # ... activated requests that wait and were never preempted
     ACTIVATED_HEAD,  # ... the same as a list, in order of activation (SGLang)
     ACTIVATED_TAIL,
     CAPACITY_VERSION,  # ... how often it may have become easier to reserve
     REFUSED_VERSION,  # ... the version at which the first pending request was refused; NONE: not
     BLOCKED,  # the head of its queue (SGLang: its last running request) has to wait in the pass
-    EFFECT,  # the pass in flight schedules, admits, preempts, rejects or settles somebody
+    EFFECT,  # the pass in flight schedules, admits, preempts, rejects or ends somebody
     # Of every rank:
     SIGNAL_HEAD,  # requests with SIGNALS that nobody has taken note of, in order
     SIGNAL_TAIL,
-    GRANTED,  # copies that the rank was given (content.py)
+    COPIES_GRANTED,  # copies that the rank was given (content.py)
     REJECTED_TAIL,
     WORKER,  # place of its worker among all
 ) = (np.int64(PARAMS + k) for k in range(56))

@@ -15,15 +15,15 @@ import numpy as np
     OWN_FROM,  # block from which on the rows are OWN_ROWS, OWN_ROWS + 1, ... (single copies only)
     OWN_ROWS,
     COUNTED,  # its inter-token gaps enter the distribution
-    LONER,  # planned output tokens: never decodes in step with others
-    COMPUTED,  # tokens computed; inside the front: when it joined
-    GENERATED,  # tokens produced; inside the front: minus the rank's tick
-    FINISH,  # inside the front: tick at which it finishes
+    PRIVATE,  # planned output tokens: never decodes in step with others
+    COMPUTED,  # tokens computed; inside the decode batch: when it joined
+    GENERATED,  # tokens produced; inside the decode batch: minus the rank's tick
+    FINISH,  # inside the decode batch: tick at which it finishes
     NEXT,  # next in the waiting queue, the preempted, the rejected or the ended list
     FRESH,  # never preempted
     HITS,  # leading blocks that were found in the index at admission
     OWN_TAIL,  # last copy that it published
-    RETIRED,  # admitted or rejected: no use for its blocks is forecast any more
+    RETIRED,  # admitted or rejected: no use for its blocks is next_uses any more
     RUN_CACHED,  # idle cached blocks behind SHARED; only this request can find them again
     PASS_TOKENS,  # tokens scheduled in the pass in flight
     PASS_PROMPT,  # prompt tokens among them
@@ -38,7 +38,7 @@ import numpy as np
     TREE_NODE,  # radix node that it locks, with the whole path above
     CACHED_PAGES,  # depth of that node: pages of its own path that are in the tree
     REQUEUED,  # gave its pages back once so that another request could go on
-    FAMILY,  # itself; where prompts grow from turn to turn, the first turn of its session
+    SESSION,  # itself; where prompts grow from turn to turn, the first turn of its session
     # A destination only:
     ORDER,  # when its blocks were asked for, among all requests
     # Requests on the fleet's clock only:

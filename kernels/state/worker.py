@@ -21,11 +21,11 @@ import numpy as np
     STEP,
     PASSES,
     TERMINALS,
-    FRUITLESS,
+    PASSES_WITHOUT_PROGRESS,
     PREFILL_LEFT,  # passes for which prefills are put off (prefill_decode_interval)
     # Workers on the fleet's clock only:
-    ASIDE,  # its last pass had no effect
-    WALKED_PASSES,  # passes of the run in flight that are settled as far as observers go
+    STANDS_BLOCKED,  # its last pass had no effect
+    WALKED_PASSES,  # passes of the run in flight that are recorded
     AHEAD,  # passes after those whose ends are known (decode_run.py)
 ) = (np.int64(k) for k in range(15))
 WORKER_STATE = 15
@@ -55,17 +55,19 @@ WORKER_TIME = 17
 """On the fleet's clock CHUNK columns follow: the ends of the AHEAD passes."""
 
 
-# --- chunk of a stretch: float64 [CHUNK_FIELDS, CHUNK] --------------------------------------------
+# --- chunk of a decode run: float64 [CHUNK_FIELDS, CHUNK]
+# --------------------------------------------
 DURATIONS, PRICES, ENDS, GAPS, COUNTING = (np.int64(k) for k in range(5))
 """COUNTING is 0, 1, 2, ...: a loop over floats alone is vectorised."""
 RAW = GAPS
 """Prices before rounding share a row with the gaps, which are known only after pricing."""
 CHUNK_FIELDS = 5
 CHUNK = 64
-"""Passes of a stretch that are priced at a time."""
+"""Passes of a decode run that are priced at a time."""
 
-# --- segment log: a line for each rank that takes part in a pass or stretch, and of no passes for
-# what an idle worker of a prefill/decode fleet keeps ----------------------------------------------
+# --- segment log: a line for each rank that takes part in a pass or decode run, and of no passes
+# for what an idle worker of a prefill/decode fleet keeps
+# ----------------------------------------------
 (
     SEGMENT_RANK,  # scheduler id
     SEGMENT_FIRST,  # number of its first pass, counted by worker

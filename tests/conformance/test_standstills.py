@@ -7,7 +7,7 @@ from vecsim.errors import InputError
 from vecsim.run.replay import replay
 
 # status, reason, terminal time (ms), output length of the one request
-SETTLED = {
+STUCK_ENDED = {
     "config/extra_vllm_max_batched_bs_no_chunk": (
         "rejected",
         "prompt_exceeds_token_budget",
@@ -65,10 +65,10 @@ def _cases(kind: str) -> dict:
     return {name(c): c for c in all_cases() if c["expect"]["error_kind"] == kind}
 
 
-@pytest.mark.parametrize("case_name", SETTLED)
+@pytest.mark.parametrize("case_name", STUCK_ENDED)
 def test_the_request_concerned_is_settled(case_name):
     result = replay(_cases("standstill")[case_name]["payload"])
-    status, reason, terminal_ms, output_length = SETTLED[case_name]
+    status, reason, terminal_ms, output_length = STUCK_ENDED[case_name]
     row = result.requests.to_dicts()[0]
     assert row["terminal_status"] == status
     assert row["terminal_reason"] == reason
@@ -139,7 +139,7 @@ def test_a_rank_that_waits_does_not_hasten_the_end_of_its_group():
 
 def test_every_standstill_has_an_answer_or_an_unbuilt_feature():
     built = {n for n, c in _cases("standstill").items() if not unbuilt(c)}
-    assert built == set(SETTLED) | set(UNBLOCKED) | {DEADLOCK}
+    assert built == set(STUCK_ENDED) | set(UNBLOCKED) | {DEADLOCK}
 
 
 def _rank(backend, requests, **rank):

@@ -1,4 +1,4 @@
-"""Workloads of one's own whose requests wait for others, through the front door."""
+"""Workloads of one's own whose requests wait for others, through the decode batch door."""
 
 from __future__ import annotations
 

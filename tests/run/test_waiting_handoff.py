@@ -1,4 +1,4 @@
-"""Requests that wait for others in prefill/decode fleets, through the front door."""
+"""Requests that wait for others in prefill/decode fleets, through the decode batch door."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Time series of a run, derived from its segment logs and its request columns.
 
-A segment is a pass, or a stretch of passes that differ only in duration; within one, tokens count
-as spread evenly. Sums over all buckets are the totals of the report.
+A segment is a pass, or a decode run of passes that differ only in duration; within one, tokens
+count as spread evenly. Sums over all buckets are the totals of the report.
 """
 
 from __future__ import annotations

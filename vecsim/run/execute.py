@@ -150,7 +150,7 @@ def _fleet_failure(code: int, state: FleetState, fleet: Fleet) -> str:
     """The pool of the worker whose pass has no price speaks, or that whose workers got nowhere."""
     if len(state.plans) == 1:
         return failure(code, fleet.ranks, fleet.workers)
-    worker = int(fleet.workers.state[:, W.FRUITLESS].argmax())
+    worker = int(fleet.workers.state[:, W.PASSES_WITHOUT_PROGRESS].argmax())
     if code == BAD_PRICE:
         worker = int(fleet.clock.ready[0])
     pool = int(fleet.workers.state[worker, W.POOL])
@@ -313,12 +313,12 @@ def failure(code: int, ranks: Ranks, workers: Workers) -> str:
         )
     if code == TICKS_EXHAUSTED:
         return "a rank made more than 2**31 passes without a break; split the workload"
-    busiest = int(workers.state[:, W.FRUITLESS].argmax())
+    busiest = int(workers.state[:, W.PASSES_WITHOUT_PROGRESS].argmax())
     first, dp_size = workers.state[busiest, [W.FIRST_RANK, W.DP_SIZE]]
     own = ranks.fields[first : first + dp_size]
     running = own[:, R.RUNNING].tolist()
     preempted = own[:, R.PREEMPTED_COUNT].tolist()
-    free = (own[:, R.FREE] + own[:, R.IDLE]).tolist()
+    free = (own[:, R.FREE] + own[:, R.EVICTABLE]).tolist()
     return (
         f"no progress: worker {busiest} at {workers.time[busiest, W.CLOCK]} ms keeps"
         f" preempting without a token; per rank running {running}, preempted {preempted},"

@@ -63,7 +63,7 @@ class Watched:
     Attributes:
         requests: the requests, with the rows of the prefix index that the log names.
         rows: number of these rows.
-        words: int64 [workers], most words that a worker logs in a pass or stretch.
+        words: int64 [workers], most words that a worker logs in a pass or decode run.
     """
 
     requests: Requests
@@ -89,7 +89,7 @@ class KvEvents:
 
 
 def words_a_pass(instances: np.ndarray, ranks: Ranks, dp_size: int) -> np.ndarray:
-    """int64 [workers], most words that a worker logs in a pass or stretch.
+    """int64 [workers], most words that a worker logs in a pass or decode run.
 
     Each request stores each of its blocks once at most, and what goes was there before or came in
     between; a block takes two words at most, and two more mark the end of its pass. `instances`
@@ -101,7 +101,7 @@ def words_a_pass(instances: np.ndarray, ranks: Ranks, dp_size: int) -> np.ndarra
 
 def words_an_instant(blocks: int, ranks: Ranks, at_once: int | None = None) -> np.ndarray:
     """int64 [1], most words that a pool whose requests are placed as the run goes on logs before
-    its next pass starts: the end of a pass or stretch of each worker, and the commands of an
+    its next pass starts: the end of a pass or decode run of each worker, and the commands of an
     instant. As in `words_a_pass`; `blocks`: of all requests; `at_once`: of the most that can be in
     flight together, if that is known."""
     held = min(blocks, int(ranks.fields[:, R.NUM_BLOCKS].sum(dtype=np.float64)))
@@ -163,7 +163,7 @@ def collect(
         requests = watched.requests
         if len(state.plans) > 1:
             columns = np.ascontiguousarray(requests.state[:, pool * n : (pool + 1) * n])
-            columns[Q.FAMILY] -= pool * n
+            columns[Q.SESSION] -= pool * n
             requests = requests._replace(state=columns)
         _hash(requests, ranks.fields[first], workload, state.order, hashes, before)
         first += plan.ranks

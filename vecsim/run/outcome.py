@@ -57,7 +57,7 @@ class PoolOutcome:
         preemptions: int64 [workers * dp_size], preemptions per rank.
         segments: float64 [SEGMENT_FIELDS, lines] (`vecsim.kernels.state.layout`), what each rank
         did in
-            each pass or stretch, by rank, then time; None unless asked for.
+            each pass or decode run, by rank, then time; None unless asked for.
     """
 
     name: str

@@ -272,8 +272,8 @@ def _steps(state: FleetState, fleet: Fleet, order: _Order) -> HandoffSteps:
 
 def _is_drained(fields: np.ndarray, pending: np.ndarray) -> bool:
     """Whether no rank of a pool runs, keeps or awaits a request, or holds a block."""
-    held = fields[:, R.NUM_BLOCKS] - fields[:, R.FREE] - fields[:, R.IDLE]
-    counts = (R.RUNNING, R.HELD, R.PROMISED, R.PREEMPTED_COUNT)
+    held = fields[:, R.NUM_BLOCKS] - fields[:, R.FREE] - fields[:, R.EVICTABLE]
+    counts = (R.RUNNING, R.HELD, R.PREALLOCATED, R.PREEMPTED_COUNT)
     heads = (R.QUEUE_HEAD, R.READY_HEAD, R.ACTIVATED_HEAD)
     return bool(
         np.all(held == 0)
@@ -344,15 +344,15 @@ def _pool(
 
 def write_out_decodes(ranks: Ranks, workers: Workers, requests: Requests, sglang: bool) -> None:
     """Write out the tokens of requests that were decoding in step when the run was cut."""
-    for r in np.flatnonzero(ranks.fields[:, R.FRONT]):
+    for r in np.flatnonzero(ranks.fields[:, R.DECODING]):
         s = ranks.fields[r]
         start = s[R.RUN_OFFSET]
-        members = ranks.lists[start : start + s[R.FRONT]]
+        members = ranks.lists[start : start + s[R.DECODING]]
         requests.state[Q.GENERATED, members] += np.int32(s[R.TICK])
         last_ms = workers.time[ranks.fields[r, R.WORKER], W.CLOCK]
         if sglang:
             # Members that have not decoded yet have the time of their first token there.
-            members = members[: s[R.FRONT_JOINED]]
+            members = members[: s[R.DECODING_JOINED]]
             last_ms = ranks.factors[r, R.LAST_EMIT]
         requests.time[Q.LAST_TOKEN, members] = last_ms
 

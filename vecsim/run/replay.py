@@ -53,8 +53,8 @@ def replay(
         threads: worker threads; None = one a core. Results do not depend on it.
         progress: True prints a progress line to stderr; a function is called with (requests ended,
             requests) now and then.
-        timeline: keep what `Result.timeline` is made of: a line for each pass or stretch of passes.
-        observe: "kv_events" records what every rank's prefix cache stores and removes, for
+        timeline: keep what `Result.timeline` is made of: a line for each pass or decode run of
+        passes. observe: "kv_events" records what every rank's prefix cache stores and removes, for
             `Result.kv_events`; None = nothing, which costs nothing.
         warmup_ms, cooldown_ms: the metrics leave out requests that arrive less than this after the
             first arrival, or before the last; they are simulated all the same.
@@ -305,9 +305,10 @@ def _simulate(
     if roles[0].stage == "aggregated":
         workers = topology.workers.initial_workers
         waits = workload.sessions is not None or workload.dependencies is not None
-        # Belady's forecast is shared by all workers, and counts requests as they come to the fleet.
-        forecasts = eviction == "belady" and (workers > 1 or options.tokenized)
-        if not (waits or cap is not None or forecasts):
+        # Belady's next-use table is shared by all workers, and counts requests as they come to the
+        # fleet.
+        looks_ahead = eviction == "belady" and (workers > 1 or options.tokenized)
+        if not (waits or cap is not None or looks_ahead):
             state = lower_independent(
                 roles[0],
                 workload,

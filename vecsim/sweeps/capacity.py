@@ -41,7 +41,8 @@ class Capacity:
         neighbour: row of the next candidate that is cheaper, or loaded more: replayed, and
             infeasible. None when the answer is the first of its range.
         nearest_miss: where nothing is feasible, the row that misses by least.
-        breaches: sentences about stretches where more capacity (or less load) was worse, among the
+        breaches: sentences about decode runs where more capacity (or less load) was worse, among
+        the
             candidates replayed; empty when their order held.
         points: all candidates that were replayed, one row each.
         candidates: how many there were to choose from.

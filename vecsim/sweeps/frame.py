@@ -217,7 +217,7 @@ def pareto_front(frame: pl.DataFrame, objectives: Mapping[str, str]) -> pl.DataF
         objectives: column -> "min" or "max".
 
     Returns:
-        The rows of the front, perhaps none.
+        The rows of the decode batch, perhaps none.
 
     Raises:
         InputError: no objective, an unknown column, or a direction other than min and max.

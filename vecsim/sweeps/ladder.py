@@ -49,7 +49,7 @@ class Ladder:
 
     def audit(self, answer: int | None, questions: int) -> int | None:
         """Spend up to `questions` more on looking for candidates that break the order, in turn in
-        the middle of the longest stretch never asked about and beside the answer.
+        the middle of the longest decode run never asked about and beside the answer.
 
         Returns:
             The answer, lowered when a lower feasible candidate came to light.
@@ -80,7 +80,7 @@ class Ladder:
     @property
     def breaches(self) -> list[tuple[int, int]]:
         """Pairs (feasible, infeasible) of neighbours among the candidates asked about, lower first:
-        stretches where more is not better."""
+        decode runs where more is not better."""
         asked = sorted(self.known)
         return [
             (low, high)

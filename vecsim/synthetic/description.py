@@ -48,7 +48,7 @@ class Gamma(_Closed, tag_field="kind", tag="gamma"):
 
 
 class Segment(_Closed):
-    """A stretch of time with one rate; 0 is a pause."""
+    """A decode run of time with one rate; 0 is a pause."""
 
     duration_s: float
     rate: float

@@ -1,4 +1,4 @@
-"""KV pools before the start: copies, the prefix index, the forecast, what placement hands out."""
+"""KV pools before the start: copies, the prefix index, the next_uses, what placement hands out."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from vecsim.kernels.state import rank as R
 from vecsim.kernels.state import request as Q
 from vecsim.kernels.state.codes import NONE
 from vecsim.kernels.state.fleet import Content
-from vecsim.kernels.state.pools import Forecast, Pools
+from vecsim.kernels.state.pools import NextUseTable, Pools
 from vecsim.kernels.state.rank import Ranks
 from vecsim.kernels.state.request import Requests
 
 _MOST_ROWS = 2**31 - 1
 
 
-def forecast_of(prompt_blocks: np.ndarray, paths: sharing.Paths) -> Forecast:
+def next_use_table(prompt_blocks: np.ndarray, paths: sharing.Paths) -> NextUseTable:
     """What prompts are to come: the requests of every node of the prefix tree, ascending.
 
     `prompt_blocks` int [n]: full blocks of each prompt.
@@ -36,7 +36,7 @@ def forecast_of(prompt_blocks: np.ndarray, paths: sharing.Paths) -> Forecast:
     counts = np.bincount(node, minlength=len(paths.marks))
     ends = np.cumsum(counts)
     users = np.array([user[by_node], covers[by_node]], np.int32)
-    return Forecast(np.array([ends - counts, ends], np.int32), users)
+    return NextUseTable(np.array([ends - counts, ends], np.int32), users)
 
 
 def place_copies(ranks: Ranks, instances: np.ndarray) -> int:
@@ -51,12 +51,12 @@ def place_copies(ranks: Ranks, instances: np.ndarray) -> int:
     return int(ends[-1])
 
 
-def empty_pools(copies: int, requests: int, rows: int, forecast: Forecast | None) -> Pools:
+def empty_pools(copies: int, requests: int, rows: int, next_uses: NextUseTable | None) -> Pools:
     """Pools in which nothing is cached."""
     return Pools(
         nodes=np.zeros((P.NODE_FIELDS, copies + requests), np.int32),
         index=np.full((P.INDEX_FIELDS, rows), NONE, np.int32),
-        forecast=forecast,
+        next_uses=next_uses,
         events=None,
     )
 
@@ -78,7 +78,7 @@ def own_blocks(
         return own
     blocks = reach // params[R.BLOCK_SIZE]
     if whole:
-        np.maximum.at(own, state[Q.FAMILY], blocks.astype(np.int32))
+        np.maximum.at(own, state[Q.SESSION], blocks.astype(np.int32))
     elif params[R.SINGLE_COPIES]:
         own = np.maximum(blocks - state[Q.SHARED], 0).astype(np.int32)
     return own
@@ -112,7 +112,7 @@ def content_of(
     per_node = fields[pool, R.BLOCKS_PER_NODE]
     single = fields[pool, R.SINGLE_COPIES] != 0
     entries = -(-shared // np.maximum(per_node, 1))
-    family_own = own[state[Q.FAMILY]].astype(np.int64)
+    family_own = own[state[Q.SESSION]].astype(np.int64)
     at_once = single | (family_own > 0)
     # A row that is not handed out at once has two requests at least.
     rows = int((entries * per_node)[at_once].sum())

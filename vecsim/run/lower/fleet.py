@@ -23,12 +23,12 @@ from vecsim.kernels.state import request as Q
 from vecsim.kernels.state import worker as W
 from vecsim.kernels.state.codes import NONE
 from vecsim.kernels.state.fleet import Clock, Fleet, Steps, Transfers
-from vecsim.kernels.state.pools import Forecast, Forest, Pools
+from vecsim.kernels.state.pools import Forest, NextUseTable, Pools
 from vecsim.kernels.state.rank import Ranks
 from vecsim.kernels.state.request import Requests
 from vecsim.kernels.state.worker import Scratch, Workers
 from vecsim.run.lower.arrivals import arrivals_of
-from vecsim.run.lower.content import content_of, empty_pools, forecast_of, own_blocks
+from vecsim.run.lower.content import content_of, empty_pools, next_use_table, own_blocks
 from vecsim.run.lower.ranks import (
     grown_forest,
     new_ranks,
@@ -151,12 +151,12 @@ def lower_fleet(
     requests = _copies(sides)
     most = np.concatenate([_most_requests(side, len(workload)) for side in sides])
     ranks = ranks._replace(lists=place_lists(ranks, most))
-    forecast = None
+    next_uses = None
     if eviction == "belady":
         prompt_blocks = requests.state[Q.ISL] // sides[0].params[R.BLOCK_SIZE]
-        forecast = forecast_of(prompt_blocks, sides[0].paths)
+        next_uses = next_use_table(prompt_blocks, sides[0].paths)
     sglang = plans[0].role.backend == "sglang"
-    pools, content, requests = _pools(sides, ranks, requests, most, forecast, talks is not None)
+    pools, content, requests = _pools(sides, ranks, requests, most, next_uses, talks is not None)
     scratch = new_scratch(ranks, record_segments)
     fleet = Fleet(
         ranks=ranks,
@@ -218,12 +218,12 @@ def _side(
     state = requests.state
     state[Q.RANK] = NONE
     if talks is not None:
-        state[Q.FAMILY] = talks.first
+        state[Q.SESSION] = talks.first
     if role.backend == "sglang":
         state[Q.SHARED] = paths.covered
         requests = requests._replace(path_rows=paths.nodes)
     elif caching:
-        state[Q.LONER] = private_requests(own, order)
+        state[Q.PRIVATE] = private_requests(own, order)
         if params[R.SINGLE_COPIES] and talks is None:
             state[Q.SHARED] = paths.covered
         else:
@@ -238,7 +238,7 @@ def _side(
 
 
 def _own_paths(requests: Requests, params: np.ndarray, paths: sharing.Paths) -> Requests:
-    """Requests with a stretch of `path_rows` each for the contents that they share, which become
+    """Requests with a decode run of `path_rows` each for the contents that they share, which become
     rows when they are placed."""
     state = requests.state
     per_node = int(params[R.BLOCKS_PER_NODE])
@@ -287,7 +287,7 @@ def _copies(sides: list[_Side]) -> Requests:
         side.requests.state[Q.PATH] += sum(
             len(before.requests.path_rows) for before in sides[:pool]
         )
-        side.requests.state[Q.FAMILY] += pool * n
+        side.requests.state[Q.SESSION] += pool * n
     own = [side.requests for side in sides]
     return Requests(
         state=np.concatenate([one.state for one in own], axis=1),
@@ -301,13 +301,13 @@ def _pools(
     ranks: Ranks,
     requests: Requests,
     most: np.ndarray,
-    forecast: Forecast | None,
+    next_uses: NextUseTable | None,
     whole: bool,
 ) -> tuple[Pools | Forest, F.Content, Requests]:
     """Empty pools, and what placement hands out."""
     copies_n = requests.state.shape[1]
     if sides[0].plan.role.backend == "sglang":
-        forest = sglang_trees(ranks, most, len(sides) > 1)._replace(forecast=forecast)
+        forest = sglang_trees(ranks, most, len(sides) > 1)._replace(next_uses=next_uses)
         nothing = F.Content(
             np.zeros(F.CONTENT_STATE, np.int64),
             np.zeros(copies_n, np.int32),
@@ -329,14 +329,14 @@ def _pools(
         max(len(side.paths.marks) for side in sides),
         whole,
     )
-    return empty_pools(copies, copies_n, rows, forecast), content, requests
+    return empty_pools(copies, copies_n, rows, next_uses), content, requests
 
 
 def _of_pool(requests: Requests, pool: int, n: int) -> Requests:
     """The copies of one pool, with families numbered among themselves."""
     state = np.ascontiguousarray(requests.state[:, pool * n : (pool + 1) * n])
     if pool > 0:
-        state[Q.FAMILY] -= pool * n
+        state[Q.SESSION] -= pool * n
     time = requests.time[:, pool * n : (pool + 1) * n]
     return Requests(state, np.ascontiguousarray(time), requests.path_rows)
 
@@ -465,7 +465,7 @@ def _named_pages(
     flight together can have): rows of the prefix tree of each pool first, then for each family one
     for every page behind its path."""
     columns = fleet.requests.state
-    family = columns[Q.FAMILY]
+    family = columns[Q.SESSION]
     own = np.zeros(len(pages), np.int64)
     behind = pages if talks is not None else np.maximum(pages - columns[Q.SHARED], 0)
     np.maximum.at(own, family, behind)

@@ -21,7 +21,7 @@ from vecsim.kernels.state.pools import Forest, Pools
 from vecsim.kernels.state.rank import Ranks
 from vecsim.kernels.state.request import Requests
 from vecsim.kernels.state.worker import Workers
-from vecsim.run.lower.content import empty_pools, forecast_of, place_copies
+from vecsim.run.lower.content import empty_pools, next_use_table, place_copies
 from vecsim.run.lower.ranks import one_pool, params_of, place_lists, sglang_trees
 from vecsim.run.lower.requests import (
     blocks_of_sequences,
@@ -116,28 +116,28 @@ def lower_independent(
     _queue_all(ranks, requests, paths.starts)
     most = np.diff(paths.starts)
     ranks = ranks._replace(lists=place_lists(ranks, most))
-    forecast = None
+    next_uses = None
     if eviction == "belady":
-        forecast = forecast_of(requests.state[Q.ISL] // params[R.BLOCK_SIZE], paths)
+        next_uses = next_use_table(requests.state[Q.ISL] // params[R.BLOCK_SIZE], paths)
     if role.backend == "sglang":
         requests.state[Q.SHARED] = paths.covered
         requests.state[Q.TREE_NODE] = requests.state[Q.RANK]
         requests = requests._replace(path_rows=paths.nodes)
-        forest = sglang_trees(ranks, most, False)._replace(forecast=forecast)
+        forest = sglang_trees(ranks, most, False)._replace(next_uses=next_uses)
         state = Independent(ranks, fresh, requests, forest, order)
         return _watched_pages(state, paths, role) if role.rank.emit_kv_events else state
     if caching:
-        requests.state[Q.LONER] = private_requests(workload, order)
+        requests.state[Q.PRIVATE] = private_requests(workload, order)
     contents = np.zeros(0, np.int32)
-    if forecast is not None:
+    if next_uses is not None:
         sequences = requests.state[Q.ISL].astype(np.int64) + requests.state[Q.LIMIT]
         rows = int(paths.covered.sum()) + int((sequences // params[R.BLOCK_SIZE]).sum()) + 1
         contents = np.full(rows, NONE, np.int32)
     instances = np.zeros(len(ranks.fields), np.int64)
     rows = int(sharing.analyse(requests, paths, contents, ranks.fields, instances))
     copies = place_copies(ranks, instances)
-    pools = empty_pools(copies, len(workload), rows, forecast)
-    if forecast is not None:
+    pools = empty_pools(copies, len(workload), rows, next_uses)
+    if next_uses is not None:
         pools.index[P.CONTENT] = contents[:rows]
     state = Independent(ranks, fresh, requests, pools, order)
     if not role.rank.emit_kv_events:

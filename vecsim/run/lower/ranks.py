@@ -111,8 +111,8 @@ def set_role(role: Role, params: np.ndarray, factors: np.ndarray) -> None:
 
 
 _EMPTY_LISTS = (
-    R.IDLE_HEAD,
-    R.IDLE_TAIL,
+    R.EVICTABLE_HEAD,
+    R.EVICTABLE_TAIL,
     R.COPY_FREE,
     R.QUEUE_HEAD,
     R.QUEUE_TAIL,
@@ -205,7 +205,7 @@ def sglang_trees(ranks: Ranks, most: np.ndarray, commands: bool) -> Forest:
         table=np.zeros(0, np.int32),
         state=np.array([NONE, 0, len(fields), 0], np.int64),
         order=np.zeros((4, int(P.LPM_LIMIT)), np.int64),
-        forecast=None,
+        next_uses=None,
         events=None,
     )
 

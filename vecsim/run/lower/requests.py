@@ -104,7 +104,7 @@ def requests_of(
     state[Q.PATH] = paths.spans[0]
     state[Q.OWN_TAIL] = NONE
     state[Q.STATUS] = S.UNFINISHED
-    state[Q.FAMILY] = np.arange(n)
+    state[Q.SESSION] = np.arange(n)
     return Requests(
         state=state,
         time=np.full((Q.REQUEST_TIME, n), np.nan),
