@@ -481,15 +481,17 @@ def bind(scheduler: Scheduler) -> Callable:
 
     @inner
     def free_source(transfers, fleet, kind, q):
-        """Let a prefill rank forget a request, once its worker is idle."""
+        """Let a prefill rank forget a request: blocks that it holds are free once its worker is
+        idle."""
         r = np.int64(fleet.requests.state[Q.RANK, q])
         s = fleet.ranks.fields[r]
         worker = s[R.WORKER]
-        if fleet.workers.state[worker, W.PENDING] != W.NO_PASS:
+        held = transfers.instants[F.HELD_AT, q] >= 0.0
+        if held and fleet.workers.state[worker, W.PENDING] != W.NO_PASS:
             defer(transfers, r, kind, q)
             return
         now = fleet.clock.time[F.NOW]
-        if transfers.instants[F.HELD_AT, q] >= 0.0:
+        if held:
             count_idle_time(fleet, worker, now)
             release_held(fleet.requests, fleet.pools, s, q, now)
             log_step(transfers.steps, F.STEP_RELEASED, q, now)
