@@ -1,9 +1,8 @@
 """Timing tables: pass prices interpolated between measured points.
 
 A table is one buffer of int64 words in memory, some of which are float64 by their bits; words are
-named by their position. A run reads it through a record (see `vecsim.kernels.timing.durations`),
-which holds the buffer's address and the run's own counters, so that any number of runs share a
-buffer.
+named by their position. A run reads it through a record (see `vecsim.kernels.timing.durations`), which holds
+the buffer's address and the run's own counters, so that any number of runs share a buffer.
 
 Decode: one row of points for each measured batch size, prices by past KV tokens per sequence.
 Prefill: one row for each batch size, prices by new tokens per request, and on top of them the
@@ -29,6 +28,7 @@ BUFFER = 2  # address of the table
 BEYOND_BATCHES = 3  # 1: decode batches beyond the last one are extrapolated; 0: refused
 OUTSIDE = 8  # look-ups outside the measured range
 REFUSED = 16  # a decode batch that was refused
+FARTHEST_BATCH, FARTHEST_SIZE = 17, 18  # the largest batch, and new or past tokens, outside
 RECORD_WORDS = 24
 """Counters have cache lines of their own: threads write them while others read the rest."""
 
@@ -42,15 +42,18 @@ PREFILL_AT, DECODE_AT = 0, PHASE
     ROWS,
     ROW_COUNT,
     LOWEST,  # float64: the smallest price
-) = range(6)
+    OCTAVE,  # where the row of the largest batch at or below half of the last one stands
+) = range(7)
 GRID = 2 * PHASE
 GRID_BATCHES, GRID_TOKENS, GRID_PREFIXES, GRID_VALUES = (GRID + 2 * k for k in range(4))
 """Position of an axis, with its length one word on; then that of the increments."""
 HEADER_WORDS = 32
 
 # --- words of a row -------------------------------------------------------------------------------
-ROW_BATCH, ROW_NODES, ROW_VALUES, ROW_LENGTH = range(4)
-ROW_WORDS = 4
+ROW_BATCH, ROW_NODES, ROW_VALUES, ROW_LENGTH, ROW_SLOPE = range(5)
+"""ROW_SLOPE, float64: the price of another token beyond the last node, as over the octave below it;
+the last two nodes may be one tile step apart. Never negative."""
+ROW_WORDS = 5
 
 if DISABLED:
 
@@ -160,6 +163,9 @@ def along(table, row, x):
     nodes = read_int(table, row + ROW_NODES)
     values = read_int(table, row + ROW_VALUES)
     length = read_int(table, row + ROW_LENGTH)
+    past = x - np.float64(read_int(table, nodes + length - 1))
+    if past > 0.0:
+        return read_float(table, values + length - 1) + read_float(table, row + ROW_SLOPE) * past
     if length == 1:
         return read_float(table, values)
     return in_cell(table, nodes, values, cell_of(table, nodes, length, x), x)
@@ -179,13 +185,14 @@ def is_outside(table, row, x):
 @inner
 def rows_around(table, phase, batch):
     """(row at or below a batch, row at or above, share of the latter, whether the batch is outside
-    the measured ones). Outside, the two nearest rows and a share below 0 or above 1."""
+    the measured ones). Below them, the two nearest rows and a share below 0; above them, the last
+    row and the one an octave below it, and a share above 1."""
     last = read_int(table, phase + LAST_BATCH)
     rows = read_int(table, phase + ROWS)
     count = read_int(table, phase + ROW_COUNT)
     outside = np.int64(0)
     if batch > last:
-        lower = rows + max(count - 2, np.int64(0)) * ROW_WORDS
+        lower = read_int(table, phase + OCTAVE)
         upper = rows + (count - 1) * ROW_WORDS
         outside = np.int64(1)
     elif batch < read_int(table, rows + ROW_BATCH):
@@ -225,6 +232,24 @@ def base_at(table, batch, tokens):
         outside = outside | is_outside(table, upper, x)
         price = price + share * (along(table, upper, x) - price)
     return price, outside
+
+
+@inner
+def between(low, high, share):
+    """A price at a share of the way from one row to another; beyond the last row, which is `high`,
+    never below its."""
+    price = low + share * (high - low)
+    if share > 1.0:
+        price = max(price, high)
+    return price
+
+
+@inner
+def note_outside(record, batch, size):
+    """Counts a look-up outside the measured range, and how far it went."""
+    add_int(record, np.int64(OUTSIDE), np.int64(1))
+    raise_int(record, np.int64(FARTHEST_BATCH), batch)
+    raise_int(record, np.int64(FARTHEST_SIZE), size)
 
 
 @inner
@@ -274,7 +299,7 @@ def _prefill_price(record, batch, mean_isl, mean_prefix):
             mean_prefix < read_int(table, nodes) or mean_prefix > read_int(table, nodes + width - 1)
         )
     if outside:
-        add_int(record, np.int64(OUTSIDE), np.int64(1))
+        note_outside(record, batch, tokens)
     return max(price, read_float(table, np.int64(PREFILL_AT + LOWEST)))
 
 
@@ -298,17 +323,18 @@ def _decode_price(record, batch, context_sum, mean_context, capacity):
     price = along(table, lower, x)
     if upper != lower:
         outside = outside | is_outside(table, upper, x)
-        price = price + share * (along(table, upper, x) - price)
+        price = between(price, along(table, upper, x), share)
     if outside:
-        add_int(record, np.int64(OUTSIDE), np.int64(1))
+        note_outside(record, batch, np.int64(x))
     return max(price, read_float(table, np.int64(DECODE_AT + LOWEST)))
 
 
 @inner
 def stay(table, row, k, x):
-    """How many whole steps of 1, this one included, `x` stays in cell k of a row; at least 1."""
+    """How many whole steps of 1, this one included, `x` stays in cell k of a row; at least 1. The
+    cell after the last node has no end."""
     length = read_int(table, row + ROW_LENGTH)
-    if k >= length - 2:
+    if k >= length - 1:
         return np.int64(1 << 40)
     right = read_int(table, read_int(table, row + ROW_NODES) + k + 1)
     return max(right - np.int64(x), np.int64(1))
@@ -316,11 +342,12 @@ def stay(table, row, k, x):
 
 @inner
 def first_cell(table, row, x):
-    """The cell of a row that holds `x`; 0 in a row of one point."""
+    """The cell of a row that holds `x`: its last node's, where it lies at or beyond that."""
+    nodes = read_int(table, row + ROW_NODES)
     length = read_int(table, row + ROW_LENGTH)
-    if length == 1:
-        return np.int64(0)
-    return cell_of(table, read_int(table, row + ROW_NODES), length, x)
+    if length == 1 or x >= np.float64(read_int(table, nodes + length - 1)):
+        return length - 1
+    return cell_of(table, nodes, length, x)
 
 
 @inner
@@ -330,8 +357,8 @@ def line(table, row, k):
     values = read_int(table, row + ROW_VALUES)
     left = np.float64(read_int(table, nodes + k))
     start = read_float(table, values + k)
-    if read_int(table, row + ROW_LENGTH) == 1:
-        return left, start, 0.0
+    if k == read_int(table, row + ROW_LENGTH) - 1:
+        return left, start, read_float(table, row + ROW_SLOPE)
     right = np.float64(read_int(table, nodes + k + 1))
     return left, start, (read_float(table, values + k + 1) - start) / (right - left)
 
@@ -375,7 +402,7 @@ def _decode_series(record, batch, context_sum, count, out):
             for j in range(steps):
                 price = start + slope * (x + np.float64(j) - left)
                 other = start2 + slope2 * (x + np.float64(j) - left2)
-                write_float(out, done + j, max(price + share * (other - price), lowest))
+                write_float(out, done + j, max(between(price, other, share), lowest))
         done += steps
         low += np.int64(stay(table, lower, low, x) <= steps)
         high += np.int64(stay(table, upper, high, x) <= steps)
@@ -383,7 +410,8 @@ def _decode_series(record, batch, context_sum, count, out):
     if not outside_batch:
         outside -= within(table, lower, upper, mean - 1, count)
     if outside > 0:
-        add_int(record, np.int64(OUTSIDE), outside)
+        note_outside(record, batch, mean - 2 + count)
+        add_int(record, np.int64(OUTSIDE), outside - 1)
     return np.int64(1)
 
 

@@ -6,9 +6,14 @@ import polars as pl
 
 
 def along(nodes, values, x):
-    """The line through the two nodes around `x`, or through the nearest two."""
+    """The line through the two nodes around `x`, or through the first two; beyond the last node the
+    slope of the octave below it, unless prices fall there."""
     if len(nodes) == 1:
         return values[0]
+    if x > nodes[-1]:
+        half = max(nodes[0], nodes[-1] / 2)
+        slope = (values[-1] - along(nodes, values, half)) / (nodes[-1] - half)
+        return values[-1] + max(slope, 0.0) * (x - nodes[-1])
     k = min(max(bisect_right(nodes, x) - 1, 0), len(nodes) - 2)
     slope = (values[k + 1] - values[k]) / (nodes[k + 1] - nodes[k])
     return values[k] + slope * (x - nodes[k])
@@ -83,6 +88,12 @@ class Naive:
 
     def decode(self, batch, context):
         batches = sorted(self.decodes)
+        if batch > batches[-1]:
+            octave = max([b for b in batches if b <= batches[-1] / 2], default=batches[0])
+            high = along(*self.decodes[batches[-1]], context)
+            low = along(*self.decodes[octave], context)
+            share = (batch - octave) / (batches[-1] - octave) if octave < batches[-1] else 0.0
+            return max(low + share * (high - low), high, self.lowest["decode"])
         k = min(max(bisect_right(batches, batch) - 1, 0), max(len(batches) - 2, 0))
         price = along(*self.decodes[batches[k]], context)
         if batch != batches[k] and len(batches) > 1:

@@ -1,5 +1,6 @@
 """Fitting a table to measured passes, and the commands under `vecsim timing`."""
 
+import numpy as np
 import polars as pl
 import pytest
 
@@ -7,7 +8,9 @@ import vecsim
 from tests.cli.test_cli import run  # noqa: F401 (a fixture)
 from tests.timing import recorded
 from vecsim.errors import InputError
-from vecsim.timing.points import read_points
+from vecsim.timing.hardware import gpu_of, model_of
+from vecsim.timing.points import COLUMNS, read_points
+from vecsim.timing.roofline import Parallel, Roofline
 
 
 @pytest.fixture(scope="module")
@@ -62,9 +65,84 @@ def test_one_size_fits_the_scale_only(table):
 
 
 def test_an_offset_never_makes_a_price_negative(table):
-    frame = measured(table).with_columns(pl.col("latency_ms") ** 2 / 20)
-    fitted = vecsim.calibrate(table, frame)
-    assert fitted.timing.points["latency_ms"].min() > 0
+    least = table.points.filter(pl.col("role") == "decode")["latency_ms"].min()
+    frame = measured(table, 1.5, -1.6 * least).filter(pl.col("latency_ms") > 0.1)
+    with pytest.raises(InputError, match="decode: got '3 passes that leave the scale uncertain"):
+        vecsim.calibrate(table, frame)
+    mild = vecsim.calibrate(table, measured(table, 1.0, -0.1 * least))
+    assert mild.decode.offset_ms == pytest.approx(-0.1 * least)
+    assert mild.timing.points["latency_ms"].min() > 0
+
+
+# --- what the measurements can tell ---------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def wide():
+    """A table of Qwen3-8B on one H200, decode batches to 256."""
+    roofline = Roofline(model_of("Qwen/Qwen3-8B", ""), gpu_of("h200_sxm", ""), Parallel())
+    decodes = [(b, c) for b in (*range(1, 9), 16, 32, 64, 128, 256) for c in (1, 1000, 8000, 32000)]
+    prices = roofline.decode_ms(*zip(*decodes, strict=True))
+    rows = [
+        ("decode", b, None, None, c, float(p)) for (b, c), p in zip(decodes, prices, strict=True)
+    ]
+    rows += [("prefill", 1, n, 0, None, float(roofline.prefill_ms(1, n, 0))) for n in (64, 2048)]
+    return vecsim.TimingTable(pl.DataFrame(rows, schema=list(COLUMNS), orient="row"))
+
+
+def draws(wide, batches, contexts, scale, offset, noise, wrong=None):
+    """Error at batch 256 and the fit (None: refused) of 50 draws of noisy passes."""
+    found = []
+    for seed in range(50):
+        generator = np.random.default_rng(seed)
+        batch = generator.choice(batches, contexts)
+        context = generator.integers(200, 4000, contexts)
+        truth = scale * wide.decode_ms(batch, context) + offset
+        ms = truth * (1.0 + noise * generator.standard_normal(contexts))
+        if wrong is not None:
+            ms[generator.integers(contexts)] *= wrong
+        frame = pl.DataFrame(
+            {"role": "decode", "batch_size": batch, "isl": None, "prefix": None}
+        ).with_columns(context=context, latency_ms=ms)
+        fitted = vecsim.calibrate(wide, frame)
+        expected = scale * wide.decode_ms(256, 2000) + offset
+        found.append((float(fitted.timing.decode_ms(256, 2000) / expected) - 1.0, fitted.decode))
+    return [np.array([error for error, _ in found]), [fit for _, fit in found]]
+
+
+def test_noisy_passes_of_small_batches_fit_a_scale_alone(wide):
+    errors, fits = draws(wide, [1, 2, 3, 4], 12, scale=1.5, offset=0.0, noise=0.03)
+    assert np.quantile(np.abs(errors), 0.95) < 0.1
+    assert np.abs(errors.mean()) < 0.01  # unbiased
+    assert sum(fit.offset_ms != 0.0 for fit in fits) <= 2
+    within = np.mean([abs(e) <= fit.uncertainty for e, fit in zip(errors, fits, strict=True)])
+    assert within >= 0.8  # two standard deviations
+    assert "batch 1 to 4" in str(fits[0])
+    assert "extrapolated: measure batches of 256 too" in str(fits[0])
+
+
+@pytest.mark.parametrize("wrong", [0.1, 10.0])
+def test_one_wrong_measurement_has_no_part(wide, wrong):
+    sizes = list(range(1, 257))
+    errors, fits = draws(wide, sizes, 20, scale=1.2, offset=0.0, noise=0.02, wrong=wrong)
+    assert np.quantile(np.abs(errors), 0.95) < 0.1
+    assert all(fit.outliers >= 1 for fit in fits)
+    assert all(0.02 < fit.before < 0.4 for fit in fits)
+
+
+def test_an_offset_that_the_passes_show_is_found(wide):
+    sizes = [2**k for k in range(9)]
+    errors, fits = draws(wide, sizes, 20, scale=1.2, offset=3.0, noise=0.01)
+    assert np.quantile(np.abs(errors), 0.95) < 0.1
+    assert sum(2.0 < fit.offset_ms < 4.0 for fit in fits) >= 45
+
+
+def test_passes_that_scatter_are_refused(wide):
+    rows = [("decode", b, None, None, 1000, ms) for b, ms in ((1, 2.0), (2, 20.0), (3, 7.0))]
+    frame = pl.DataFrame(rows, schema=list(COLUMNS), orient="row")
+    with pytest.raises(InputError, match="measure each size several times") as caught:
+        vecsim.calibrate(wide, frame)
+    assert "3 passes that leave the scale uncertain by" in str(caught.value)
 
 
 def test_calibration_refuses_other_things(table):
@@ -176,6 +254,18 @@ def test_calibrate_a_file(run, tmp_path, table):  # noqa: F811
     assert points.height == table.points.height
 
 
+def test_check_against_measured_passes(run, tmp_path, table):  # noqa: F811
+    measured(table, 1.4).write_csv(tmp_path / "measured.csv")
+    arguments = ("timing", "check", recorded.TABLE, "--against", tmp_path / "measured.csv")
+    code, out, err = run(*arguments)
+    assert (code, err) == (1, "")
+    assert "measured decode: scale 1.4000, no offset from 6 passes" in out
+    assert "problem: decode: 28.6 % off the measured passes; vecsim timing calibrate" in out
+    measured(table, 1.02).write_csv(tmp_path / "measured.csv")
+    code, out, err = run(*arguments)
+    assert (code, err) == (0, "")
+
+
 def test_a_plan_finds_tables_beside_it(tmp_path):
     from vecsim.sweeps.plan_files import SWEEP_KEYS, read_plan
 
@@ -222,4 +312,4 @@ def test_the_plan_that_the_readme_runs(run):  # noqa: F811
 
     code, out, err = run("capacity", sample_path().parent / "plan.yaml")
     assert (code, err) == (0, "")
-    assert "workers = 1, tp = 4, 4 GPUs" in out
+    assert "workers = 2, tp = 2, 4 GPUs" in out

@@ -11,7 +11,7 @@ from tests.timing import recorded
 from tests.timing.naive import Naive
 from vecsim.kernels.compile.jit import DISABLED, entry
 from vecsim.kernels.timing.durations import call_decode, call_series
-from vecsim.timing.points import read_points
+from vecsim.timing.points import COLUMNS, read_points
 from vecsim.timing.resolve import TimingWarning
 from vecsim.timing.table import TimingTable
 
@@ -209,3 +209,62 @@ def test_counts_and_results_do_not_depend_on_threads():
     assert one.report == two.report
     assert one.report["outside_table_prefill_lookups"] > 0
     assert one.requests.equals(two.requests)
+
+
+# --- far outside ----------------------------------------------------------------------------------
+
+
+def stepped(batches, contexts, beyond=True):
+    """A table whose price falls by a tenth from batch 255 to 256, as kernels for other tiles do."""
+
+    def price(batch, context):
+        return (5.0 + 0.05 * batch + 2e-5 * batch * context) * (0.9 if batch >= 256 else 1.0)
+
+    rows = [("decode", b, None, None, c, price(b, c)) for b in batches for c in contexts]
+    rows += [("prefill", 1, n, 0, None, 5.0 + 0.01 * n) for n in (1, 100, 2048)]
+    frame = pl.DataFrame(rows, schema=list(COLUMNS), orient="row", infer_schema_length=None)
+    return vecsim.TimingTable(frame, {}, beyond), price
+
+
+@pytest.mark.parametrize("batch", [257, 300, 512, 1024, 4096])
+def test_batches_beyond_the_last_follow_the_octave_below_it(batch):
+    table, price = stepped(range(1, 257), (1, 1000, 4000))
+    last = float(table.decode_ms(256, 1000))
+    found = float(table.decode_ms(batch, 1000))
+    assert found >= last
+    assert found == pytest.approx(price(batch, 1000), rel=0.25)
+
+
+def test_a_price_beyond_is_never_below_the_last_one():
+    rows = [("decode", b, None, None, 100, ms) for b, ms in ((1, 9.0), (64, 20.0), (128, 12.0))]
+    rows += [("prefill", 1, n, 0, None, 5.0 + 0.01 * n) for n in (1, 100)]
+    frame = pl.DataFrame(rows, schema=list(COLUMNS), orient="row", infer_schema_length=None)
+    table = vecsim.TimingTable(frame, {}, True)
+    assert float(table.decode_ms(500, 100)) == 12.0
+    assert float(table.decode_ms(96, 100)) == 16.0
+
+
+def test_contexts_and_tokens_beyond_the_last_follow_the_octave_below_it():
+    contexts = (1, 1000, 2000, 3999, 4000)
+    rows = [("decode", 1, None, None, c, 5.0 + 0.001 * c - 0.5 * (c == 4000)) for c in contexts]
+    tokens = (1, 1024, 2047, 2048)
+    rows += [("prefill", 1, n, 0, None, 5.0 + 0.01 * n - 3.0 * (n == 2048)) for n in tokens]
+    frame = pl.DataFrame(rows, schema=list(COLUMNS), orient="row", infer_schema_length=None)
+    table = vecsim.TimingTable(frame)
+    assert float(table.decode_ms(1, 4000)) == pytest.approx(8.5)
+    slope = (8.5 - 7.0) / 2000
+    assert float(table.decode_ms(1, 8000)) == pytest.approx(8.5 + 4000 * slope)
+    slope = (22.48 - 15.24) / 1024
+    assert float(table.prefill_ms(1, 4096, 0)) == pytest.approx(22.48 + 2048 * slope)
+
+
+def test_the_warning_says_how_far_outside_and_series_price_as_single_passes():
+    table, _ = stepped((1, 8, 16), (1, 20, 40))
+    workload = vecsim.Workload.from_columns([0.0] * 24, [30] * 24, [60] * 24)
+    spec = recorded.spec({"type": "fixed", "prefill_ms": 1.0, "decode_ms": 1.0})
+    with pytest.warns(TimingWarning, match=r"decode to batch 24 and context 88 \(measured to 16"):
+        report = vecsim.replay(spec, workload=workload, timing=table).report
+    total = float(table.prefill_ms(24, 30, 0)) + sum(
+        float(table.decode_ms(24, context)) for context in range(30, 89)
+    )
+    assert report["duration_ms"] == pytest.approx(total, rel=0.02)

@@ -103,18 +103,25 @@ def build(
 def check(
     table: Annotated[Path, typer.Argument(help="A .parquet or .csv table.")],
     deployment: _Deployment = None,
+    against: Annotated[
+        Path | None, typer.Option(help="Measured passes, in the same layout, to compare with.")
+    ] = None,
 ) -> None:
-    """Validate a table: layout, units, gaps, cells that fall where they should rise.
+    """Validate a table: layout, units, gaps, cells that fall where they should rise; how far it is
+    from measured passes.
 
     Exit code 1 when something looks wrong, 2 when the table cannot be used.
     """
-    from vecsim.timing.check import examine
+    from vecsim.timing.check import compare, examine
     from vecsim.timing.points import read_points
 
     points, metadata = read_points(table, _assigned("--deployment", deployment))
     described = ", ".join(f"{name} {value}" for name, value in metadata.items())
     print(f"{table}: {points.height:,} points" + (f" ({described})" if described else ""))
     facts, problems = examine(points)
+    if against is not None:
+        more, differing = compare(points, against)
+        facts, problems = facts + more, problems + differing
     for line in facts:
         print(line)
     for line in problems:

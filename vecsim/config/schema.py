@@ -54,16 +54,29 @@ class ExternalTiming(_Open, kw_only=True, tag_field="type", tag="external"):
     config: Any = None
 
 
+class AllReduce(_Closed, kw_only=True):
+    """All-reduces that a table was measured without: bandwidth of one GPU's link (GB/s, one
+    direction) and what each takes at least (us). `layers` and `hidden` (width) are those of the
+    model that the table names, unless given."""
+
+    gb_s: float
+    latency_us: float = 0.0
+    layers: U32 | None = None
+    hidden: U32 | None = None
+
+
 class TableTiming(_Closed, kw_only=True, tag_field="type", tag="table"):
     """Prices interpolated between the points of a Parquet or CSV file (`vecsim.timing.points`).
 
     `deployment` chooses among several deployments in one file by its columns. Decode batches beyond
-    the largest one measured end the run, unless `extrapolate_batch`.
+    the largest one measured end the run, unless `extrapolate_batch`. `allreduce` adds to each pass
+    the exchanges of tensor parallelism, where a table was measured without them.
     """
 
     path: str
     deployment: dict[str, Any] | None = None
     extrapolate_batch: bool = False
+    allreduce: AllReduce | None = None
 
 
 class AicTiming(_Closed, kw_only=True, tag_field="type", tag="aic"):
@@ -107,13 +120,19 @@ class AicTiming(_Closed, kw_only=True, tag_field="type", tag="aic"):
     cuda_graph_reserved_bytes: UInt | None = None
 
 
+_WeightType = Literal[
+    "bf16", "fp8", "fp8_block", "nvfp4", "mxfp4", "fp4", "int8", "w8a16", "w4a8", "int4"
+]
+
+
 class RooflineTiming(_Closed, kw_only=True, tag_field="type", tag="roofline"):
     """Prices from an analytic model of the GPU and the model (`vecsim.timing.roofline`).
 
     `model` is a name of `vecsim.data`'s models.toml, or the path of a Hugging Face config.json;
-    `system` is a name of its gpus.toml. The data types default to the model's own. `tp` and
-    `attention_dp` default to the engine's sizes; experts are spread over all GPUs of a worker
-    unless `moe_tp` or `moe_ep` says otherwise.
+    `system` is a name of its gpus.toml, or the path of a TOML file of a GPU of one's own. The data
+    types default to the model's own; `weight_dtype` is that of all weights, `expert_dtype` that of
+    routed experts. `tp` and `attention_dp` default to the engine's sizes; experts are spread over
+    all GPUs of a worker unless `moe_tp` or `moe_ep` says otherwise.
     """
 
     model: str
@@ -122,7 +141,8 @@ class RooflineTiming(_Closed, kw_only=True, tag_field="type", tag="roofline"):
     attention_dp: U32 | None = None
     moe_tp: U32 | None = None
     moe_ep: U32 | None = None
-    weight_dtype: Literal["bf16", "fp8", "fp4", "int8", "int4"] | None = None
+    weight_dtype: _WeightType | None = None
+    expert_dtype: _WeightType | None = None
     kv_dtype: Literal["bf16", "fp8"] | None = None
     gpu_memory_utilization: float | None = None
     mem_fraction_static: float | None = None

@@ -22,6 +22,7 @@ from vecsim.config.schema import (
     PolynomialTiming,
     PythonTiming,
     RankConfig,
+    RooflineTiming,
 )
 
 MAX_PAGE_BYTES = 2**53
@@ -271,7 +272,8 @@ def _check_transfer(path: str, rank: RankConfig) -> None:
     if bandwidth is None:
         return
     non_negative(f"{path}.kv_transfer_bandwidth", bandwidth)
-    if bandwidth > 0.0 and rank.worker_type == "prefill":
+    known = isinstance(rank.timing_model, RooflineTiming)
+    if bandwidth > 0.0 and rank.worker_type == "prefill" and not known:
         where = f"{path}.kv_transfer_bytes_per_token"
         present(where, rank.kv_transfer_bytes_per_token, "bytes beside kv_transfer_bandwidth")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import msgspec
@@ -10,7 +11,13 @@ from msgspec import inspect
 from vecsim.config.checks import optional_positive, refuse
 from vecsim.config.diagnostics import Inspection
 from vecsim.config.roles import Role
-from vecsim.config.schema import AicTiming, ExternalTiming, RooflineTiming
+from vecsim.config.schema import (
+    AicTiming,
+    AllReduce,
+    ExternalTiming,
+    RooflineTiming,
+    TableTiming,
+)
 from vecsim.errors import NotSupportedYetError
 
 _AIC = inspect.type_info(AicTiming)
@@ -82,6 +89,9 @@ def check_timing_model(where: str, role: Role) -> None:
         _check_aic(where, model, role)
         if external and model.tp is None:
             model = msgspec.structs.replace(model, tp=1)
+    elif isinstance(model, TableTiming):
+        _check_all_reduce(f"{where}.allreduce", model.allreduce)
+        return
     elif not isinstance(model, RooflineTiming):
         return
     for name in _COUNTS[type(model)]:
@@ -92,6 +102,17 @@ def check_timing_model(where: str, role: Role) -> None:
             refuse(f"{where}.{name}", value, "a fraction above 0, at most 1")
     _check_size(f"{role.path}.tensor_parallel_size", role.tensor_parallel_size, model.tp, "tp")
     _check_size(f"{role.path}.dp_size", role.dp_size, model.attention_dp, "attention_dp")
+
+
+def _check_all_reduce(where: str, given: AllReduce | None) -> None:
+    if given is None:
+        return
+    if not 0.0 < given.gb_s < math.inf:
+        refuse(f"{where}.gb_s", given.gb_s, "a bandwidth above 0 (GB/s)")
+    if not 0.0 <= given.latency_us < 1e9:
+        refuse(f"{where}.latency_us", given.latency_us, "microseconds from 0 on")
+    for name in ("layers", "hidden"):
+        optional_positive(f"{where}.{name}", getattr(given, name))
 
 
 def _check_size(where: str, size: int, given: int | None, name: str) -> None:

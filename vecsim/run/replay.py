@@ -23,7 +23,7 @@ from vecsim.run.lower.fleet import PoolPlan, lower_fleet
 from vecsim.run.lower.independent import lower_independent
 from vecsim.run.outcome import Outcome
 from vecsim.timing.model import BoundTiming, PassTiming, check_timing
-from vecsim.timing.resolve import TimingWarning, price_role
+from vecsim.timing.resolve import TimingWarning, note_free_transfers, price_role
 from vecsim.workload.columns import positive_int
 from vecsim.workload.dependencies import session_cap
 from vecsim.workload.workload import Workload
@@ -90,6 +90,7 @@ def replay(
     given = {"prefill": prefill_timing or timing, "decode": decode_timing or timing}
     priced = tuple(price_role(role, given.get(role.stage, timing)) for role in roles)
     roles = tuple(one.role for one in priced)
+    note_free_transfers(roles, payload.spec.topology)
     if workload is None:
         workload = authored_workload(payload)
     else:
@@ -283,7 +284,13 @@ def _run(
         outcome = run(counted)
     outside = _outside(bounds)
     if outside is not None and any(outside):
-        message = "passes outside the timing table are extrapolated; outside_table_* counts them"
+        far = dict.fromkeys(
+            said for bound in bounds if bound is not None for said in bound.farthest
+        )
+        message = (
+            f"passes outside the timing table are extrapolated: {'; '.join(far)};"
+            " outside_table_* counts them"
+        )
         warnings.warn(message, TimingWarning, stacklevel=3)
     return outcome, measured, outside
 

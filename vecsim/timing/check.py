@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import polars as pl
 
+from vecsim.timing.calibrate import calibrate
 from vecsim.timing.points import DECODE, PREFILL
 from vecsim.timing.table import TimingTable
 
 _FALL = 0.15
 """A price that falls by more than this share from one size to a larger one is a measuring error or
 a mistake; kernels for other tile sizes take up to a tenth off."""
+
+_OFF = 0.1
+"""A table further from measured passes than this, root mean square, wants calibrating."""
 
 _WIDE = 4.0
 """Neighbouring sizes further apart than this factor leave a gap."""
@@ -39,6 +45,23 @@ def examine(points: pl.DataFrame) -> tuple[list[str], list[str]]:
         if role == PREFILL:
             row = row.filter(pl.col("prefix") == row["prefix"].min())
         problems += _gaps(role, row, size)
+    return facts, problems
+
+
+def compare(points: pl.DataFrame, measurements: Path) -> tuple[list[str], list[str]]:
+    """(how measured passes would correct a table, where it is far from them), one sentence each.
+
+    Raises InputError as `calibrate` does.
+    """
+    fitted = calibrate(TimingTable(points), measurements)
+    facts, problems = [], []
+    for role, fit in ((PREFILL, fitted.prefill), (DECODE, fitted.decode)):
+        if fit is None:
+            continue
+        facts.append(f"measured {role}: {fit}")
+        if fit.before > _OFF:
+            off = f"{100 * fit.before:.1f} % off the measured passes"
+            problems.append(f"{role}: {off}; vecsim timing calibrate corrects it")
     return facts, problems
 
 

@@ -1,34 +1,73 @@
-"""Facts about GPUs and models: the sheets in `vecsim.data`, and Hugging Face config.json files."""
+"""Facts about GPUs and models: the sheets in `vecsim.data`, files like them, and config.json files
+of Hugging Face (`vecsim.timing.configs`)."""
 
 from __future__ import annotations
 
 import difflib
 import tomllib
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import MISSING as MISSING_FIELD
+from dataclasses import dataclass, fields
 from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from vecsim.config.documents import parse_json
 from vecsim.errors import MISSING, InputError
 
-BYTES = {"bf16": 2.0, "fp8": 1.0, "int8": 1.0, "fp4": 0.5, "int4": 0.5}
-"""Bytes a weight, or an entry of the KV cache, takes by data type; scales are not counted."""
+BYTES = {
+    "bf16": 2.0,
+    "fp8": 1.0,
+    "fp8_block": 1.0,
+    "int8": 1.0,
+    "w8a16": 1.0,
+    "nvfp4": 0.5625,
+    "mxfp4": 0.5,
+    "w4a8": 0.5,
+    "fp4": 0.5,
+    "int4": 0.5,
+}
+"""Bytes a weight, or an entry of the KV cache, takes by data type. Scales are counted where they
+are large: NVFP4 has one of a byte for each 16 weights. fp8, int8 and nvfp4 are computed in their
+own type, w4a8 (MXFP4 weights, MXFP8 activations) in FP8, the others in BF16. fp8_block has a scale
+for each block of weights, fp8 one for all; w8a16 is 8 bits of which only the weights make use."""
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU. Peaks are dense; `link_gb_s` is one direction; bytes are whole GPUs'."""
+    """One GPU. Peaks are dense; bandwidths are one direction; bytes are whole GPUs'.
+
+    Attributes:
+        architecture: whose kernels it runs: "ampere", "ada", "hopper", "blackwell", "cdna3", ...
+        bf16_tflops, fp8_tflops, fp4_tflops, int8_tflops: peaks of matrix products; 0 where there
+            are none, which are then computed in BF16. fp8_tflops may also be the BF16 peak.
+        hbm_tb_s: of the memory. link_gb_s: to the other GPUs of the node. network_gb_s: to other
+            nodes.
+        memory_bytes: what a process can use. reserved_bytes: of them, for runtime and framework.
+    """
 
     name: str
+    architecture: str
     bf16_tflops: float
     fp8_tflops: float
     hbm_tb_s: float
     link_gb_s: float
     memory_bytes: int
     reserved_bytes: int
+    fp4_tflops: float = 0.0
+    int8_tflops: float = 0.0
+    network_gb_s: float = 0.0
+
+    def peak_tflops(self, dtype: str) -> float:
+        """Peak of products whose weights are of a data type."""
+        peaks = {
+            "fp8": self.fp8_tflops,
+            "fp8_block": self.fp8_tflops,
+            "w4a8": self.fp8_tflops,
+            "nvfp4": self.fp4_tflops,
+            "int8": self.int8_tflops or self.fp8_tflops,
+        }
+        return max(peaks.get(dtype, 0.0), self.bf16_tflops)
 
 
 @dataclass(frozen=True)
@@ -42,8 +81,15 @@ class Model:
         shared_experts: width of what all tokens use, in units of moe_ffn.
         dense_layers: layers without experts (all of them in a dense model).
         window, window_layers: layers that attend to the last `window` tokens only.
+        linear_layers: layers with a state instead of a KV cache (linear attention); linear_params:
+            weights of one; linear_state_bytes: its state, of a sequence.
         q_lora_rank, kv_lora_rank, rope_dim, nope_dim, v_dim: latent attention; 0 without.
-        weight_dtype, expert_dtype, kv_dtype: data types.
+        index_heads, index_dim, index_topk, index_layers: sparse attention: heads that choose
+            `index_topk` tokens for each layer, their width, and layers that choose themselves.
+        qk_norm: whether queries and keys are normalised.
+        attention_gate: whether attention is gated by as wide a product as the queries'.
+        weight_dtype, attention_dtype, expert_dtype, kv_dtype: data types, of dense and shared
+            layers, of attention's products, of routed experts, of the KV cache.
     """
 
     name: str
@@ -67,13 +113,24 @@ class Model:
     rope_dim: int = 0
     nope_dim: int = 0
     v_dim: int = 0
+    linear_layers: int = 0
+    linear_params: int = 0
+    linear_state_bytes: int = 0
+    index_heads: int = 0
+    index_dim: int = 0
+    index_topk: int = 0
+    index_layers: int = 0
+    qk_norm: bool = False
+    attention_gate: bool = False
     weight_dtype: str = "bf16"
+    attention_dtype: str = ""
     expert_dtype: str = ""
     kv_dtype: str = "bf16"
 
     def __post_init__(self) -> None:
-        if not self.expert_dtype:
-            object.__setattr__(self, "expert_dtype", self.weight_dtype)
+        for name in ("attention_dtype", "expert_dtype"):
+            if not getattr(self, name):
+                object.__setattr__(self, name, self.weight_dtype)
         if not self.experts:
             object.__setattr__(self, "dense_layers", self.layers)
 
@@ -85,18 +142,63 @@ class Model:
         return "moe" if self.experts else "dense"
 
     @property
+    def attention_layers(self) -> int:
+        """Layers with a KV cache."""
+        return self.layers - self.linear_layers
+
+    @property
+    def index_bytes(self) -> int:
+        """Bytes a token of an index: FP8 keys, and a float scale for each 128 of them."""
+        return self.index_dim + 4 * -(-self.index_dim // 128)
+
+    @property
     def moe_layers(self) -> int:
         """Layers with experts."""
         return self.layers - self.dense_layers
 
 
+_SOURCES = ("source", "memory_source", "network_source")
+
+
 def gpu_of(name: str, where: str) -> Gpu:
-    """The GPU of a system name. Raises InputError naming near ones."""
+    """The GPU of a system name, or of a TOML file of one's own: the keys of a GPU in gpus.toml.
+
+    Raises InputError naming near ones, or the key of the file.
+    """
+    if name.endswith(".toml"):
+        return _own_gpu(Path(name))
     sheet = _sheet("gpus.toml")
     if name not in sheet:
-        raise InputError(where, name, near(name, sheet, "a GPU of vecsim's data/gpus.toml"))
-    facts = {k: v for k, v in sheet[name].items() if k not in ("source", "memory_source")}
-    return Gpu(name, **facts)
+        what = "a GPU of vecsim's data/gpus.toml, or the path of a TOML file like it"
+        raise InputError(where, name, near(name, sheet, what))
+    return Gpu(name, **{k: v for k, v in sheet[name].items() if k not in _SOURCES})
+
+
+def _own_gpu(path: Path) -> Gpu:
+    """The GPU of a TOML file. Runtime and framework take 3.5 GiB unless it says otherwise."""
+    try:
+        facts = tomllib.loads(path.read_bytes().decode("utf-8"))
+    except OSError as error:
+        raise InputError(str(path), error.strerror, "a readable TOML file") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(str(path), str(error), "a TOML file of GPU facts") from None
+    facts = {"reserved_bytes": 3758096384, **facts}
+    name = str(facts.pop("name", path.stem))
+    known = {field.name: field for field in fields(Gpu) if field.name != "name"}
+    for key, value in facts.items():
+        if key in _SOURCES:
+            continue
+        if key not in known:
+            raise InputError(f"{path.name}, {key}", value, near(key, known, "a fact about a GPU"))
+        if key == "architecture":
+            if not isinstance(value, str):
+                raise InputError(f"{path.name}, {key}", value, "a name, such as hopper")
+        elif type(value) not in (int, float) or not 0 <= value < 1e15:
+            raise InputError(f"{path.name}, {key}", value, "a number from 0 on")
+    for key, field in known.items():
+        if field.default is MISSING_FIELD and not facts.get(key):
+            raise InputError(f"{path.name}, {key}", facts.get(key, MISSING), "a positive number")
+    return Gpu(name, **{k: v for k, v in facts.items() if k not in _SOURCES})
 
 
 def model_of(name: str, where: str) -> Model:
@@ -106,6 +208,8 @@ def model_of(name: str, where: str) -> Model:
     """
     path = Path(name)
     if path.suffix == ".json" or path.is_dir():
+        from vecsim.timing.configs import read_config
+
         return read_config(path / "config.json" if path.is_dir() else path)
     found = known_model(name)
     if found is None:
@@ -130,6 +234,13 @@ def known_gpu(name: str) -> Gpu | None:
     return gpu_of(name, "") if name in _sheet("gpus.toml") else None
 
 
+def link_gb_s(system: str, *, same_node: bool = False, where: str = "system") -> float:
+    """GB/s, one direction, of one GPU of a system to those of its node, or to other nodes; 0 where
+    no network is known. Raises InputError as `gpu_of`."""
+    gpu = gpu_of(system, where)
+    return gpu.link_gb_s if same_node else gpu.network_gb_s
+
+
 @cache
 def _sheet(name: str) -> dict[str, dict[str, Any]]:
     return tomllib.loads(resources.files("vecsim.data").joinpath(name).read_text("utf-8"))
@@ -142,131 +253,3 @@ def near(name: str, names: Iterable[str], what: str) -> str:
     close = difflib.get_close_matches(name.rpartition("/")[2].lower(), short, n=3, cutoff=0.4)
     shown = [short[match] for match in close] or sorted(names)[:8]
     return f"{what}; {'near ones' if close else 'some'}: {', '.join(shown)}"
-
-
-# --- config.json ----------------------------------------------------------------------------------
-
-_FAMILIES = {"llama": "llama", "qwen": "qwen", "deepseek": "deepseek", "kimi": "deepseek"}
-_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
-_CHOSEN = ("num_experts_per_tok", "experts_per_token", "num_experts_per_token")
-_QUANTISED = {
-    "fp8": "fp8",
-    "mxfp4": "fp4",
-    "nvfp4": "fp4",
-    "modelopt_fp4": "fp4",
-    "awq": "int4",
-    "gptq": "int4",
-    "w8a8": "int8",
-}
-
-
-def read_config(path: Path) -> Model:
-    """The model of a Hugging Face config.json: dense, mixture of experts, or latent attention.
-
-    Raises InputError: an unreadable file, a missing or odd key.
-    """
-    try:
-        tree = parse_json(path.read_bytes().decode("utf-8-sig"), path.name)
-    except OSError as error:
-        raise InputError(str(path), error.strerror, "a readable config.json") from None
-    except UnicodeDecodeError:
-        raise InputError(str(path), "bytes", "UTF-8 text") from None
-    if not isinstance(tree, dict):
-        raise InputError(str(path), tree, "the object of a config.json")
-    text = tree.get("text_config")
-    config = _Config({**tree, **text} if isinstance(text, dict) else tree, path.name)
-    heads = config.number("num_attention_heads")
-    hidden = config.number("hidden_size")
-    kind = f"{tree.get('model_type', '')} {tree.get('architectures', '')}".lower()
-    facts: dict[str, Any] = {
-        "family": next((v for k, v in _FAMILIES.items() if k in kind), "other"),
-        "layers": config.number("num_hidden_layers"),
-        "hidden": hidden,
-        "heads": heads,
-        "kv_heads": config.number("num_key_value_heads", default=heads),
-        "head_dim": config.number("head_dim", default=hidden // heads),
-        "vocab": config.number("vocab_size"),
-        **_expert_facts(config),
-        **_attention_facts(config),
-        **_data_types(config.tree),
-    }
-    return Model(name=str(tree.get("_name_or_path") or path), **facts)
-
-
-class _Config:
-    """The keys of a config.json."""
-
-    def __init__(self, tree: dict[str, Any], name: str) -> None:
-        self.tree = tree
-        self._name = name
-
-    def number(self, *keys: str, default: int | None = None) -> int:
-        """The first of some keys that is there, a whole number of at least 1 (or `default`)."""
-        for key in keys:
-            value = self.tree.get(key)
-            if value is None:
-                continue
-            least = 1 if default is None else 0
-            if type(value) is not int or value < least:
-                raise InputError(f"{self._name}, {key}", value, f"a whole number from {least} on")
-            return value
-        if default is None:
-            raise InputError(f"{self._name}, {keys[0]}", MISSING, "a whole number from 1 on")
-        return default
-
-
-def _expert_facts(config: _Config) -> dict[str, Any]:
-    experts = config.number(*_EXPERTS, default=0)
-    if not experts:
-        return {"ffn": config.number("intermediate_size")}
-    ffn = config.number("intermediate_size", default=0)
-    moe_ffn = config.number("moe_intermediate_size", "intermediate_size")
-    shared = config.number("n_shared_experts", "num_shared_experts", default=0) * 1.0
-    width = config.number("shared_expert_intermediate_size", default=0)
-    return {
-        "ffn": ffn,
-        "experts": experts,
-        "experts_per_token": config.number(*_CHOSEN),
-        "moe_ffn": moe_ffn,
-        "shared_experts": width / moe_ffn if width else shared,
-        "dense_layers": config.number("first_k_dense_replace", default=0),
-    }
-
-
-def _attention_facts(config: _Config) -> dict[str, Any]:
-    facts: dict[str, Any] = {}
-    if config.number("kv_lora_rank", default=0):
-        facts = {
-            "kv_lora_rank": config.number("kv_lora_rank"),
-            "q_lora_rank": config.number("q_lora_rank", default=0),
-            "rope_dim": config.number("qk_rope_head_dim"),
-            "nope_dim": config.number("qk_nope_head_dim"),
-            "v_dim": config.number("v_head_dim"),
-        }
-        facts["head_dim"] = facts["rope_dim"] + facts["nope_dim"]
-    window = config.number("sliding_window", default=0)
-    kinds = config.tree.get("layer_types")
-    if isinstance(kinds, list):
-        windowed = sum("sliding" in str(kind) for kind in kinds)
-    else:
-        windowed = config.number("num_hidden_layers")
-    if window and windowed and config.tree.get("use_sliding_window", True):
-        facts.update(window=window, window_layers=windowed)
-    return facts
-
-
-def _data_types(tree: dict[str, Any]) -> dict[str, str]:
-    quantised = tree.get("quantization_config") or {}
-    method = str(quantised.get("quant_method", "")).lower()
-    if method in ("modelopt", "compressed-tensors"):
-        method = str(quantised.get("quant_algo") or quantised.get("format") or "fp8").lower()
-        method = next((name for name in ("nvfp4", "fp8", "w8a8") if name in method), "awq")
-    if not method:
-        return {}
-    dtype = _QUANTISED.get(method)
-    if dtype is None:
-        expected = f"one of {', '.join(_QUANTISED)}"
-        raise InputError("quantization_config.quant_method", method, expected)
-    if method == "mxfp4":  # experts only
-        return {"expert_dtype": dtype}
-    return {"weight_dtype": dtype, "kv_dtype": "fp8" if dtype == "fp8" else "bf16"}

@@ -133,16 +133,17 @@ def estimate(
 def kv_bytes_per_token(model: Model, parallel: Parallel) -> float:
     """KV bytes of one token on one rank, if all layers keep it."""
     kept = BYTES[model.kv_dtype]
+    index = model.index_layers * model.index_bytes
     if model.kind == "mla":
-        return model.layers * (model.kv_lora_rank + model.rope_dim) * kept
+        return model.attention_layers * (model.kv_lora_rank + model.rope_dim) * kept + index
     heads = math.ceil(model.kv_heads / parallel.tp)
-    return 2 * heads * model.head_dim * model.layers * kept
+    return 2 * heads * model.head_dim * model.attention_layers * kept + index
 
 
 def _tokens(model: Model, parallel: Parallel, budget: float) -> int:
     """Tokens of one sequence that fit: windowed layers keep their last tokens only."""
     every = kv_bytes_per_token(model, parallel)
-    windowed = every * model.window_layers / model.layers
+    windowed = every * model.window_layers / model.attention_layers
     if not windowed or windowed == every:
         return int(budget / every)
     return int((budget - model.window * windowed) / (every - windowed))
@@ -151,7 +152,7 @@ def _tokens(model: Model, parallel: Parallel, budget: float) -> int:
 def weight_bytes(model: Model, parallel: Parallel, backend: str) -> float:
     """Bytes of one rank's weights; norms, biases and scales are not counted."""
     m, p = model, parallel
-    b, b_e = BYTES[m.weight_dtype], BYTES[m.expert_dtype]
+    b, b_a, b_e = (BYTES[t] for t in (m.weight_dtype, m.attention_dtype, m.expert_dtype))
     vocabulary = _VOCABULARY_BYTES * m.vocab * m.hidden
     router = _VOCABULARY_BYTES * m.hidden * m.experts
     experts = b_e * m.experts / p.moe_ep * 3 * m.hidden * m.moe_ffn / p.moe_tp
@@ -160,16 +161,19 @@ def weight_bytes(model: Model, parallel: Parallel, backend: str) -> float:
     if m.kind == "mla":
         # The reference takes all layers for MoE layers, except on SGLang.
         dense = m.dense_layers if backend == "sglang" or not m.experts else 0
-        layers = m.layers * b * _latent_attention(m, p)
+        layers = m.attention_layers * b_a * _latent_attention(m, p)
+        layers += m.linear_layers * b * m.linear_params / p.tp
         layers += dense * ffn + (m.layers - dense) * (shared + router + experts)
         embedding = vocabulary / p.tp if backend == "sglang" else vocabulary
         return layers + embedding + vocabulary / p.tp
     kv_heads = math.ceil(m.kv_heads / p.tp)
-    attention = b * 2 * m.hidden * m.head_dim * (m.heads / p.tp + kv_heads)
+    queries = m.heads / p.tp * (1.5 if m.attention_gate else 1.0)
+    attention = b_a * 2 * m.hidden * m.head_dim * (queries + kv_heads)
+    layers = m.attention_layers * attention + m.linear_layers * b * m.linear_params / p.tp
+    layers += m.dense_layers * ffn
     if m.kind == "moe":
-        layers = m.layers * attention + m.dense_layers * ffn
         return layers + m.moe_layers * (router + experts + shared) + vocabulary / p.tp
-    return m.layers * (attention + ffn) + 2 * vocabulary / p.tp
+    return layers + 2 * vocabulary / p.tp
 
 
 def _latent_attention(m: Model, p: Parallel) -> float:
@@ -177,8 +181,10 @@ def _latent_attention(m: Model, p: Parallel) -> float:
     key = m.nope_dim + m.rope_dim
     cut = m.kv_lora_rank * m.heads * (m.nope_dim + m.v_dim) + m.heads * m.v_dim * m.hidden
     cut += (m.q_lora_rank or m.hidden) * m.heads * key
+    index = m.index_heads * m.index_dim * (m.q_lora_rank or m.hidden) + m.index_dim * m.hidden
     whole = m.hidden * (m.kv_lora_rank + m.rope_dim) + m.hidden * m.q_lora_rank
-    return whole + cut / p.tp
+    # An indexer is held whole by each rank; layers that share one have none.
+    return whole + cut / p.tp + index * m.index_layers / m.layers
 
 
 def _activation_bytes(model: Model, parallel: Parallel, backend: str, tokens: int) -> float:

@@ -42,6 +42,11 @@ class BoundTiming:
         return None
 
     @property
+    def farthest(self) -> list[str]:
+        """How far outside a table's range its look-ups went, in words; empty without a table."""
+        return []
+
+    @property
     def refusal(self) -> str | None:
         """Why the model gave no price, if it knows."""
         return None

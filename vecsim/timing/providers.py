@@ -16,11 +16,13 @@ from types import ModuleType
 from typing import Any
 
 import msgspec
+import polars as pl
 
 from vecsim.config.defaults import AUTO
 from vecsim.config.roles import Role
 from vecsim.config.schema import (
     AicTiming,
+    AllReduce,
     ExternalTiming,
     PythonTiming,
     RankConfig,
@@ -28,12 +30,16 @@ from vecsim.config.schema import (
     TableTiming,
 )
 from vecsim.config.validate_timing import aic_config
-from vecsim.errors import InputError
-from vecsim.timing import aic
+from vecsim.errors import MISSING, InputError
 from vecsim.timing.grids import Grid, sample
 from vecsim.timing.hardware import Gpu, Model, gpu_of, known_gpu, known_model, model_of
-from vecsim.timing.kv_capacity import DEFAULT_FRACTIONS, KvCapacity, estimate
-from vecsim.timing.model import CompiledTiming
+from vecsim.timing.kv_capacity import (
+    DEFAULT_FRACTIONS,
+    KvCapacity,
+    estimate,
+    kv_bytes_per_token,
+)
+from vecsim.timing.model import CompiledTiming, aic
 from vecsim.timing.points import read_points
 from vecsim.timing.resolve import TimingWarning
 from vecsim.timing.roofline import Parallel, Roofline
@@ -53,7 +59,8 @@ def timing_of(where: str, model: Any, role: Role) -> Any:
         key = msgspec.json.encode(config)
         return _aic_table(key, grid_of(role.rank), where)
     if isinstance(model, RooflineTiming):
-        return _roofline_table(*_roofline_facts(where, model, role), grid_of(role.rank))
+        facts = _roofline_facts(where, model, role)
+        return _roofline_table(*facts, str(role.rank.backend), grid_of(role.rank))
     if isinstance(model, PythonTiming):
         return _python(where, model, role)
     return None
@@ -91,7 +98,28 @@ def _read_table(where: str, model: TableTiming, role: Role) -> TimingTable:
     chosen = msgspec.json.encode(model.deployment)
     table = _read_cached(path, stamp, chosen, model.extrapolate_batch)
     _note_mismatch(table, role)
-    return table
+    if model.allreduce is None or role.tensor_parallel_size == 1:
+        return table
+    return _with_all_reduces(f"{where}.allreduce", table, model.allreduce, role)
+
+
+def _with_all_reduces(where: str, table: TimingTable, given: AllReduce, role: Role) -> TimingTable:
+    """The table with two all-reduces a layer, of all tokens of a pass, in each of its points; a
+    ring sends everything twice, less its own share."""
+    known = known_model(table.metadata.get("model", ""))
+    layers, hidden = given.layers, given.hidden
+    for name, size in (("layers", layers), ("hidden", hidden)):
+        if size is None and known is None:
+            expected = "a number: the table names no model that vecsim has facts about"
+            raise InputError(f"{where}.{name}", MISSING, expected)
+    layers, hidden = layers or known.layers, hidden or known.hidden
+    tp = role.tensor_parallel_size
+    new = pl.when(pl.col("role") == "prefill").then(pl.col("isl") - pl.col("prefix")).otherwise(1)
+    sent = 2.0 * (tp - 1) / tp * (pl.col("batch_size") * new) * hidden * 2.0
+    ms = 2.0 * layers * (given.latency_us * 1e-3 + sent / (given.gb_s * 1e6))
+    points = table.points.with_columns(latency_ms=pl.col("latency_ms") + ms)
+    source = f"{table.metadata.get('source', 'a table')}, with all-reduces of {tp} GPUs"
+    return TimingTable(points, {**table.metadata, "source": source}, table.beyond_batches)
 
 
 @lru_cache(maxsize=16)
@@ -130,10 +158,10 @@ def _aic_table(config: bytes, grid: Grid, where: str) -> TimingTable:
 def _roofline_facts(where: str, model: RooflineTiming, role: Role) -> tuple[Model, Gpu, Parallel]:
     facts = model_of(model.model, f"{where}.model")
     gpu = gpu_of(model.system, f"{where}.system")
-    changes = {"weight_dtype": model.weight_dtype, "kv_dtype": model.kv_dtype}
+    changes = dict.fromkeys(("weight_dtype", "attention_dtype"), model.weight_dtype)
+    changes["expert_dtype"] = model.expert_dtype or model.weight_dtype
+    changes["kv_dtype"] = model.kv_dtype
     changes = {name: value for name, value in changes.items() if value is not None}
-    if "weight_dtype" in changes:
-        changes["expert_dtype"] = changes["weight_dtype"]
     facts = replace(facts, **changes)
     tp = model.tp or role.tensor_parallel_size
     parallel = _parallel(where, tp, model.attention_dp or role.dp_size, model.moe_tp, model.moe_ep)
@@ -161,14 +189,17 @@ def _parallel(
 
 
 @lru_cache(maxsize=16)
-def _roofline_table(facts: Model, gpu: Gpu, parallel: Parallel, grid: Grid) -> TimingTable:
-    roofline = Roofline(facts, gpu, parallel)
+def _roofline_table(
+    facts: Model, gpu: Gpu, parallel: Parallel, backend: str, grid: Grid
+) -> TimingTable:
+    roofline = Roofline(facts, gpu, parallel, backend)
     points = sample(
         grid, roofline.prefill_ms, lambda batch, context, _: roofline.decode_ms(batch, context)
     )
     metadata = {
         "model": facts.name,
         "system": gpu.name,
+        "backend": backend,
         "tp": str(parallel.tp),
         "dp": str(parallel.attention_dp),
         "moe_tp": str(parallel.moe_tp),
@@ -178,6 +209,24 @@ def _roofline_table(facts: Model, gpu: Gpu, parallel: Parallel, grid: Grid) -> T
         "source": "vecsim roofline",
     }
     return TimingTable(points, metadata, beyond_batches=True)
+
+
+# --- transfers ---
+
+
+def transfer_bytes(where: str, model: RooflineTiming, role: Role) -> int:
+    """KV bytes of a token that one GPU of a prefill worker sends. Raises InputError."""
+    facts, _, parallel = _roofline_facts(where, model, role)
+    return math.ceil(kv_bytes_per_token(facts, parallel))
+
+
+def free_transfer(where: str, model: RooflineTiming, role: Role) -> str:
+    """What a free transfer leaves out, in words. Raises InputError."""
+    gpu = gpu_of(model.system, f"{where}.system")
+    size = f"{transfer_bytes(where, model, role):,} bytes a token and GPU"
+    links = [(gpu.link_gb_s, "to its node"), (gpu.network_gb_s, "to other nodes")]
+    speeds = " and ".join(f"{speed:g} GB/s {what}" for speed, what in links if speed)
+    return f"the model has {size}, a GPU of {gpu.name} {speeds}"
 
 
 # --- KV capacity ----------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,7 @@ import msgspec
 
 from vecsim.config.defaults import AUTO
 from vecsim.config.roles import Role
-from vecsim.config.schema import FixedTiming, PolynomialTiming
+from vecsim.config.schema import FixedTiming, PolynomialTiming, RooflineTiming
 
 if TYPE_CHECKING:
     from vecsim.timing.kv_capacity import KvCapacity
@@ -49,6 +50,7 @@ def price_role(role: Role, given: Any = None) -> Priced:
     """
     where = f"{role.path}.rank.timing_model"
     model = role.rank.timing_model
+    role = _with_transfer_bytes(where, model, role)
     timing = given
     blocks_are_given = role.rank.num_gpu_blocks != AUTO
     if blocks_are_given and (
@@ -66,3 +68,33 @@ def price_role(role: Role, given: Any = None) -> Priced:
     capacity = capacity_of(where, model, role, timing)
     rank = msgspec.structs.replace(role.rank, num_gpu_blocks=capacity.num_gpu_blocks)
     return Priced(replace(role, rank=rank), timing, capacity)
+
+
+def _with_transfer_bytes(where: str, model: Any, role: Role) -> Role:
+    """The role with the bytes a token that its model says, where transfers have a bandwidth and no
+    bytes."""
+    rank = role.rank
+    if not rank.kv_transfer_bandwidth or rank.kv_transfer_bytes_per_token is not None:
+        return role
+    if role.stage != "prefill" or not isinstance(model, RooflineTiming):
+        return role
+    from vecsim.timing.providers import transfer_bytes
+
+    size = transfer_bytes(where, model, role)
+    return replace(role, rank=msgspec.structs.replace(rank, kv_transfer_bytes_per_token=size))
+
+
+def note_free_transfers(roles: tuple[Role, ...], topology: Any) -> None:
+    """Warn where prefill/decode transfers take no time although their bytes are known."""
+    role = roles[0]
+    model = role.rank.timing_model
+    if role.stage != "prefill" or not isinstance(model, RooflineTiming):
+        return
+    if role.rank.kv_transfer_bandwidth or topology.handoff_latency_ms:
+        return
+    from vecsim.timing.providers import free_transfer
+
+    field = f"{role.path}.rank.kv_transfer_bandwidth"
+    said = free_transfer(f"{role.path}.rank.timing_model", model, role)
+    message = f"prefill/decode transfers are free: {field} (GB/s) is not set; {said}"
+    warnings.warn(message, TimingWarning, stacklevel=3)

@@ -1,24 +1,34 @@
-"""An analytic price of a pass: work over peak against bytes over bandwidth, operator by operator.
+"""An analytic price of a pass: operator by operator, work over peak against bytes over bandwidth.
 
-The formulas are those of timing providers, section 6.1; the constants (6.2) were fitted to the
-reference's performance database, so that they hold launch gaps and the like. They do not know
-tile sizes: measure, or use the database, where a few percent matter.
+Each operator is a function below: the work (FLOPs) and the bytes that it moves follow from the
+shape of the model, peaks and bandwidths from the data sheet of the GPU, and a `Kernel` says how
+near to them kernels of that sort come, and how long they take at least. The kernels' constants
+(`vecsim.timing.kernels`) were fitted operator by operator; no constant belongs to a model. Tile
+sizes are not modelled: measure, or use the database, where a few percent matter.
+
+Williams, Waterman, Patterson: Roofline, an insightful visual performance model, CACM 52 (4), 2009.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from vecsim.timing.hardware import BYTES, Gpu, Model
+from vecsim.timing.kernels import LAUNCH_S, STREAMED, Kernels, kernels_of
+
+_BF16 = BYTES["bf16"]
+_GROUP_FILL, _TILE_FILL = 128.0, 1e6
+"""Tokens of an expert, and outputs of a product, below which kernels leave much of a GPU idle."""
 
 
 @dataclass(frozen=True)
 class Parallel:
     """How a rank's share of a model is cut: tensor parallelism of attention and dense layers, of
-    experts, and expert parallelism."""
+    experts, expert parallelism, and ranks that each hold all of attention."""
 
     tp: int = 1
     moe_tp: int = 1
@@ -27,49 +37,23 @@ class Parallel:
 
 
 @dataclass(frozen=True)
-class Constants:
-    """Fitted constants of a family of models.
+class Pass:
+    """What is asked for: float64 arrays of one shape.
 
     Attributes:
-        gemm, gemm8: share of the BF16 and FP8 peak that dense products reach.
-        att_p: the same of attention; att_d, att_d8: share of the bandwidth it reads a BF16, FP8 KV
-            cache with.
-        mem: share of the bandwidth that weights are read with.
-        moe_c, moe_m: share of peak and bandwidth of experts.
-        net, hop_s: share of the link's bandwidth, and seconds a collective takes at least.
-        layer_prefill_s, layer_decode_s: seconds a layer takes at least.
-        ewh, ewf: bytes that elementwise operators move, in units of hidden and FFN width.
-        q: sharpness of the soft maximum of two times.
+        batch: sequences; new: tokens of each to compute; past: tokens of each in the KV cache.
+        decoding: whether this is a decode pass: new is 1, and latent attention is absorbed.
     """
 
-    gemm: float
-    gemm8: float
-    att_p: float
-    att_d: float
-    att_d8: float
-    mem: float
-    moe_c: float
-    moe_m: float
-    net: float
-    hop_s: float
-    layer_prefill_s: float
-    layer_decode_s: float
-    ewh: float
-    ewf: float
-    q: float
+    batch: np.ndarray
+    new: np.ndarray
+    past: np.ndarray
+    decoding: bool
 
-
-CONSTANTS = {
-    "dense": Constants(
-        0.81, 0.65, 0.62, 0.92, 0.50, 0.70, 1.0, 1.0, 0.63, 0.37e-6, 33e-6, 30e-6, 0.1, 2.8, 2.3
-    ),
-    "moe": Constants(
-        0.25, 0.5, 0.66, 1.0, 0.44, 1.0, 1.0, 1.0, 0.26, 7.1e-6, 94e-6, 85e-6, 0.1, 0.1, 1.0
-    ),
-    "mla": Constants(
-        0.85, 0.2, 0.75, 0.9, 0.6, 0.66, 1.0, 0.91, 0.37, 20e-6, 94e-6, 120e-6, 17.0, 9.0, 8.0
-    ),
-}
+    @property
+    def tokens(self) -> np.ndarray:
+        """Tokens to compute, on this rank."""
+        return self.batch * self.new
 
 
 class Roofline:
@@ -78,137 +62,235 @@ class Roofline:
     Args:
         model, gpu: facts.
         parallel: how the model is cut.
-        constants: fitted constants; None = those of the model's family.
+        backend: whose kernels: "vllm", "sglang" or "trtllm".
+        kernels: other ones.
     """
 
     def __init__(
-        self, model: Model, gpu: Gpu, parallel: Parallel, constants: Constants | None = None
+        self,
+        model: Model,
+        gpu: Gpu,
+        parallel: Parallel,
+        backend: str = "vllm",
+        kernels: Kernels | None = None,
     ) -> None:
         self._m = model
         self._p = parallel
-        self._c = constants or CONSTANTS[model.kind]
+        self._k = kernels or kernels_of(gpu, backend)
         self._heads = model.heads / parallel.tp
         self._kv_heads = max(model.kv_heads / parallel.tp, 1.0)
+        self._gpu = gpu
         self._bf16 = gpu.bf16_tflops * 1e12
-        self._fp8 = gpu.fp8_tflops * 1e12
         self._bandwidth = gpu.hbm_tb_s * 1e12
         self._link = gpu.link_gb_s * 1e9
 
     def prefill_ms(self, batch: Any, isl: Any, prefix: Any) -> np.ndarray:
         """Price (ms) of a prefill of `batch` requests of isl - prefix new tokens each."""
         batch, isl, prefix = (np.asarray(a, np.float64) for a in (batch, isl, prefix))
-        new = isl - prefix
-        seconds = self._linear(batch * new, batch, self._c.layer_prefill_s)
-        pairs = new * (prefix + (new + 1.0) / 2.0)
-        windowed = new * np.minimum(self._m.window, prefix + (new + 1.0) / 2.0)
-        read = np.minimum(self._m.window + new, isl)
-        per_pair = self._m.rope_dim + self._m.nope_dim + self._m.v_dim
-        seconds += self._attention(batch, pairs, isl, windowed, read, per_pair)
-        return seconds * 1000.0
+        return self._price(Pass(batch, isl - prefix, prefix, decoding=False))
 
     def decode_ms(self, batch: Any, context: Any) -> np.ndarray:
         """Price (ms) of a token for each of `batch` sequences of `context` past tokens."""
         batch, context = (np.asarray(a, np.float64) for a in (batch, context))
-        length = context + 1.0
-        windowed = np.minimum(self._m.window, length)
-        per_pair = 2 * self._m.kv_lora_rank + self._m.rope_dim
-        seconds = self._linear(batch, batch, self._c.layer_decode_s)
-        seconds += self._attention(batch, length, length, windowed, windowed, per_pair)
-        return seconds * 1000.0
+        return self._price(Pass(batch, np.ones_like(context), context, decoding=True))
 
-    def _soft_max(self, x: Any, y: Any) -> Any:
-        return (x**self._c.q + y**self._c.q) ** (1.0 / self._c.q)
+    def operators_ms(self, work: Pass) -> dict[str, np.ndarray]:
+        """Price (ms) of each sort of operator, over all layers."""
+        prices: dict[str, Any] = {}
+        for name, seconds in self._operators(work):
+            prices[name] = prices.get(name, 0.0) + seconds * 1000.0
+        return prices
+
+    def _price(self, work: Pass) -> np.ndarray:
+        return sum(seconds for _, seconds in self._operators(work)) * 1000.0
+
+    def _operators(self, work: Pass) -> Iterator[tuple[str, Any]]:
+        m = self._m
+        tokens = work.tokens
+        yield "embedding", self._streamed(2.0 * tokens * m.hidden)
+        yield "norms", m.layers * 2.0 * self._streamed(4.0 * tokens * m.hidden)
+        attention = m.layers - m.linear_layers
+        yield "attention products", attention * self._attention_products(work)
+        yield "attention", (attention - m.window_layers) * self._attention(work, None)
+        if m.window_layers:
+            yield "attention", m.window_layers * self._attention(work, m.window)
+        if m.index_heads:
+            yield "index", m.index_layers * self._index(work)
+        if m.linear_layers:
+            yield "linear attention", m.linear_layers * self._linear_attention(work)
+        if m.dense_layers:
+            yield "ffn", m.dense_layers * self._ffn(tokens, m.ffn, m.weight_dtype)
+        if m.moe_layers:
+            yield "router", m.moe_layers * self._product(tokens, m.experts, m.hidden, "bf16")
+            yield "experts", m.moe_layers * self._experts(tokens * self._p.attention_dp)
+            # The shared experts of a decode pass run beside the dispatch.
+            if m.shared_experts and not work.decoding:
+                width = m.shared_experts * m.moe_ffn
+                yield "shared experts", m.moe_layers * self._ffn(tokens, width, m.weight_dtype)
+            yield "dispatch", m.moe_layers * self._dispatch(tokens)
+        yield "logits", self._product(work.batch, m.vocab / self._p.tp, m.hidden, "bf16")
+        yield "all-reduce", (2.0 * m.layers + 1.0) * self._all_reduce(tokens)
+
+    # --- dense work ---
+
+    def _streamed(self, values: Any) -> Any:
+        """An elementwise kernel that reads and writes so many BF16 values of a pass."""
+        return values * _BF16 / (STREAMED * self._bandwidth) + LAUNCH_S
 
     def _peak(self, dtype: str) -> float:
-        """Peak of the data type; what is narrower than FP8 is computed in BF16."""
-        return self._fp8 if dtype == "fp8" else self._bf16
+        """Peak (FLOP/s) of products whose weights are of a type: that of their activations."""
+        return self._gpu.peak_tflops(dtype) * 1e12
 
-    def _product(self, params: float, tokens: Any) -> Any:
-        """A product with `params` weights of this rank."""
-        dtype, c = self._m.weight_dtype, self._c
-        share = c.gemm8 if dtype == "fp8" else c.gemm
-        return self._soft_max(
-            2.0 * params * tokens / (share * self._peak(dtype)),
-            params * BYTES[dtype] / (c.mem * self._bandwidth),
+    def _product(self, tokens: Any, outputs: Any, inputs: Any, dtype: str) -> Any:
+        """A matrix product, tokens x inputs by inputs x outputs, on this rank."""
+        moved = inputs * outputs * BYTES[dtype] + tokens * (inputs + outputs) * _BF16
+        return self._k.product(dtype).seconds(
+            2.0 * tokens * inputs * outputs,
+            self._peak(dtype),
+            moved,
+            self._bandwidth,
+            _TILE_FILL / (np.maximum(tokens, 1.0) * outputs),
         )
 
-    def _linear(self, tokens: Any, logits: Any, layer_s: float) -> Any:
-        """Everything but attention itself."""
-        m, p, c = self._m, self._p, self._c
-        seconds = m.layers * self._product(self._attention_params(), tokens)
-        if m.dense_layers:
-            ffn = 3.0 * m.hidden * m.ffn / p.tp
-            seconds = seconds + m.dense_layers * self._product(ffn, tokens)
-        if m.experts:
-            seconds = seconds + m.moe_layers * self._experts(tokens)
-        head = m.hidden * m.vocab / p.tp
-        seconds = seconds + self._soft_max(
-            2.0 * logits * head / (c.gemm * self._bf16), head * 2.0 / (c.mem * self._bandwidth)
-        )
-        wide = (c.ewh * m.hidden + c.ewf * self._elementwise_width()) * 2.0
-        seconds = seconds + m.layers * (tokens * wide / (c.mem * self._bandwidth) + layer_s)
-        return seconds + self._network(tokens)
-
-    def _attention_params(self) -> float:
+    def _ffn(self, tokens: Any, width: float, dtype: str) -> Any:
+        """A gated feed-forward layer: gate and up, the activation, down."""
         m = self._m
-        if m.kind != "mla":
-            return 2.0 * m.hidden * m.head_dim * (self._heads + self._kv_heads)
-        key = m.nope_dim + m.rope_dim
-        query = m.hidden * m.q_lora_rank + m.q_lora_rank * self._heads * key
-        if not m.q_lora_rank:
-            query = m.hidden * self._heads * key
-        latent = m.hidden * (m.kv_lora_rank + m.rope_dim)
-        latent += m.kv_lora_rank * self._heads * (m.nope_dim + m.v_dim)
-        return query + latent + self._heads * m.v_dim * m.hidden
+        own = width / self._p.tp
+        seconds = self._product(tokens, 2.0 * own, m.hidden, dtype)
+        seconds = seconds + self._streamed(3.0 * tokens * own)
+        return seconds + self._product(tokens, m.hidden, own, dtype)
+
+    # --- experts ---
 
     def _experts(self, tokens: Any) -> Any:
-        m, p, c = self._m, self._p, self._c
-        width = 3.0 * m.hidden * m.moe_ffn
-        work = 2.0 * tokens * m.experts_per_token * width / (p.moe_ep * p.moe_tp)
-        used = 1.0 - (1.0 - m.experts_per_token / m.experts) ** tokens
-        read = m.experts / p.moe_ep * used * width / p.moe_tp * BYTES[m.expert_dtype]
-        peak = c.moe_c * self._peak(m.expert_dtype)
-        seconds = self._soft_max(work / peak, read / (c.moe_m * self._bandwidth))
-        if m.shared_experts:
-            seconds = seconds + self._product(width * m.shared_experts / p.tp, tokens)
-        return seconds + self._product(m.hidden * m.experts, tokens)
-
-    def _elementwise_width(self) -> float:
+        """The routed experts of this rank, for the tokens of all attention-DP ranks: grouped
+        products that read an expert as soon as one token has chosen it."""
         m, p = self._m, self._p
-        moe = m.experts_per_token / (p.moe_ep * p.moe_tp) + m.shared_experts / p.tp
-        ffn = (
-            m.dense_layers * 3.0 * m.ffn / p.tp + m.moe_layers * 3.0 * m.moe_ffn * moe
-        ) / m.layers
-        return ffn + 1.25 * self._heads * m.head_dim
+        own = m.experts / p.moe_ep
+        chosen = tokens * m.experts_per_token / p.moe_ep
+        used = own * (1.0 - (1.0 - m.experts_per_token / m.experts) ** tokens)
+        width = m.moe_ffn / p.moe_tp
+        weights = 3.0 * m.hidden * width
+        moved = used * weights * BYTES[m.expert_dtype]
+        moved = moved + chosen * (2.0 * m.hidden + 3.0 * width) * _BF16
+        kernel = self._k.experts(m.expert_dtype)
+        fill = _GROUP_FILL * np.maximum(used, 1e-9) / np.maximum(chosen, 1e-9)
+        return kernel.seconds(
+            2.0 * chosen * weights, self._peak(m.expert_dtype), moved, self._bandwidth, fill
+        )
 
-    def _network(self, tokens: Any) -> Any:
-        p, c = self._p, self._c
-        gpus = max(p.tp, p.moe_ep)
-        if gpus == 1:
-            return 0.0
-        sent = 2.0 * (gpus - 1) / gpus * tokens * self._m.hidden * 2.0
-        return 2.0 * self._m.layers * (c.hop_s + sent / (c.net * self._link))
+    # --- attention ---
 
-    def _attention(
-        self, batch: Any, pairs: Any, length: Any, windowed: Any, read: Any, per_pair: float
-    ) -> Any:
-        """Attention of all layers: `pairs` of a sequence and the KV `length` that is read, and both
-        again as a window limits them; `per_pair`: flops a head and pair, halved, of MLA."""
-        m, c = self._m, self._c
-        kv_bytes = BYTES[m.kv_dtype]
+    def _attention_products(self, work: Pass) -> Any:
+        m = self._m
         if m.kind == "mla":
-            work = 2.0 * self._heads * per_pair
-            entry = (m.kv_lora_rank + m.rope_dim) * kv_bytes
+            return self._latent_products(work)
+        queries = self._heads * m.head_dim * (2.0 if m.attention_gate else 1.0)
+        keys = 2.0 * self._kv_heads * m.head_dim
+        dtype = m.weight_dtype
+        seconds = self._product(work.tokens, queries + keys, m.hidden, dtype)
+        return seconds + self._product(work.tokens, m.hidden, self._heads * m.head_dim, dtype)
+
+    def _latent_products(self, work: Pass) -> Any:
+        """Projections of latent attention, down to the latents and up to the heads. A prefill has
+        the keys and values of its past made anew; a decode works on the latents themselves."""
+        m = self._m
+        dtype = m.attention_dtype
+        tokens = work.tokens
+        latent = m.kv_lora_rank + m.rope_dim
+        queries = self._heads * (m.nope_dim + m.rope_dim)
+        seconds = self._product(tokens, m.q_lora_rank + latent, m.hidden, dtype)
+        seconds = seconds + self._product(tokens, queries, m.q_lora_rank or m.hidden, dtype)
+        seconds = seconds + self._product(tokens, m.hidden, self._heads * m.v_dim, dtype)
+        if work.decoding:
+            for width in (m.nope_dim, m.v_dim):
+                up = self._product(tokens, self._heads * width, m.kv_lora_rank, "bf16")
+                seconds = seconds + up
         else:
-            work = 4.0 * self._heads * m.head_dim
-            entry = 2.0 * self._kv_heads * m.head_dim * kv_bytes
-        peak = c.att_p * self._bf16
-        bandwidth = (c.att_d8 if kv_bytes == 1.0 else c.att_d) * self._bandwidth
+            made = work.batch * (work.past + work.new)
+            up = self._product(made, self._heads * (m.nope_dim + m.v_dim), m.kv_lora_rank, dtype)
+            seconds = seconds + up
+        return seconds * self._k.latent(work.decoding).products
 
-        def layer(pairs: Any, length: Any) -> Any:
-            return self._soft_max(batch * pairs * work / peak, batch * length * entry / bandwidth)
+    def _attention(self, work: Pass, window: int | None) -> Any:
+        """Attention of one layer, over all tokens before or over a window of the last ones."""
+        limit = window if window is not None else self._m.index_topk or None
+        pairs = work.past + (work.new + 1.0) / 2.0
+        read = work.past + work.new
+        if limit is not None:
+            pairs = np.minimum(pairs, limit)
+            read = np.minimum(read, limit if window is None else limit + work.new - 1.0)
+        pairs = work.batch * work.new * pairs
+        if self._m.kind == "mla":
+            return self._latent_attention(work, pairs, work.batch * read)
+        return self._grouped_attention(work, pairs, work.batch * read)
 
-        seconds = (m.layers - m.window_layers) * layer(pairs, length)
-        if m.window_layers:
-            seconds = seconds + m.window_layers * layer(windowed, read)
-        return seconds
+    def _grouped_attention(self, work: Pass, pairs: Any, read: Any) -> Any:
+        m = self._m
+        kv = BYTES[m.kv_dtype]
+        kernel = self._k.attention(work.decoding, narrow=kv < _BF16)
+        moved = read * 2.0 * self._kv_heads * m.head_dim * kv
+        moved = moved + 2.0 * work.tokens * self._heads * m.head_dim * _BF16
+        flops = 4.0 * pairs * self._heads * m.head_dim
+        seconds = kernel.seconds(flops, self._bf16, moved, self._bandwidth)
+        return seconds + self._query_norm(work.tokens) if m.qk_norm else seconds
+
+    def _query_norm(self, tokens: Any) -> Any:
+        """Normalised and rotated queries and keys, by kernels of their own."""
+        values = tokens * (self._heads + self._kv_heads) * self._m.head_dim
+        return self._k.query_norm.seconds(0.0, self._bf16, values * _BF16, self._bandwidth)
+
+    def _latent_attention(self, work: Pass, pairs: Any, read: Any) -> Any:
+        """Latent attention: a decode reads latents once for all heads and works in their width; a
+        prefill works in the width of the heads."""
+        m = self._m
+        wide = m.nope_dim + m.rope_dim + m.v_dim
+        if work.decoding:
+            wide = 2 * m.kv_lora_rank + m.rope_dim
+        kernel = self._k.latent(work.decoding).attention
+        moved = read * (m.kv_lora_rank + m.rope_dim) * BYTES[m.kv_dtype]
+        return kernel.seconds(2.0 * pairs * self._heads * wide, self._bf16, moved, self._bandwidth)
+
+    def _index(self, work: Pass) -> Any:
+        """The indexer of sparse attention: scores of all pairs by small FP8 heads (not cut by
+        tensor parallelism), which read their own keys."""
+        m = self._m
+        pairs = work.batch * work.new * (work.past + (work.new + 1.0) / 2.0)
+        kernel = self._k.attention(work.decoding, narrow=True)
+        read = work.batch * (work.past + work.new) * m.index_bytes
+        flops = 2.0 * pairs * m.index_heads * m.index_dim
+        scores = kernel.seconds(flops, self._peak("fp8"), read, self._bandwidth)
+        inputs = m.q_lora_rank or m.hidden
+        return scores + self._product(
+            work.tokens, m.index_heads * m.index_dim, inputs, m.attention_dtype
+        )
+
+    def _linear_attention(self, work: Pass) -> Any:
+        """A layer with a state instead of a KV cache: projections, and the state read and written
+        once for each chunk of 64 tokens."""
+        m, p = self._m, self._p
+        width = m.linear_params / m.hidden / p.tp
+        steps = work.batch * np.ceil(work.new / 64.0)
+        state = 2.0 * steps * m.linear_state_bytes / p.tp / _BF16
+        return self._product(work.tokens, width, m.hidden, m.weight_dtype) + self._streamed(state)
+
+    # --- between GPUs ---
+
+    def _all_reduce(self, tokens: Any) -> Any:
+        """The sum of a layer's output over the tensor-parallel ranks: a ring sends everything
+        twice, less its own share (Patarasuk and Yuan, J. Parallel Distrib. Comput. 69, 2009)."""
+        tp = self._p.tp
+        if tp == 1:
+            return 0.0
+        sent = 2.0 * (tp - 1.0) / tp * tokens * self._m.hidden * _BF16
+        return self._k.all_reduce.seconds(sent, self._link)
+
+    def _dispatch(self, tokens: Any) -> Any:
+        """Tokens of all attention-DP ranks to the experts, and their sums back."""
+        ranks = self._p.attention_dp
+        if ranks == 1:
+            return 0.0
+        sent = (ranks - 1.0) * tokens * self._m.hidden * _BF16
+        narrowed = BYTES[self._m.expert_dtype] / _BF16 if self._k.narrow_dispatch else 1.0
+        there = self._k.all_gather.seconds(sent * narrowed, self._link)
+        return there + self._k.all_gather.seconds(sent, self._link)

@@ -1,7 +1,7 @@
 """Timing tables: measured or sampled pass prices, and how the kernels get to see them.
 
-A table is a frame of points in the layout of the README; `vecsim.kernels.timing.table` says how
-prices are interpolated between them.
+A table is a frame of points in the layout of the README; `vecsim.kernels.timing.table` says how prices are
+interpolated between them.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import numpy as np
 import polars as pl
 
 from vecsim.errors import InputError
-from vecsim.kernels.timing import table as words
 from vecsim.kernels.timing.durations import CODE, CODE_OF_SERIES
+from vecsim.kernels.timing.durations import table as words
 from vecsim.timing.model import BoundTiming
 from vecsim.timing.points import DECODE, PREFILL, points_of
 
@@ -91,12 +91,23 @@ class BoundTable(BoundTiming):
         self._lines[0, CODE] = words.prefill_price.address
         self._lines[1, CODE] = words.decode_price.address
         self._lines[1, CODE_OF_SERIES] = words.series_address()
+        self._ends = [_end_of(buffer, at) for at in (words.PREFILL_AT, words.DECODE_AT)]
         self._last_batch = int(buffer[words.DECODE_AT + words.LAST_BATCH])
         super().__init__(self._lines[0], self._lines[1], buffer)
 
     @property
     def outside(self) -> tuple[int, int]:
         return int(self._lines[0, words.OUTSIDE]), int(self._lines[1, words.OUTSIDE])
+
+    @property
+    def farthest(self) -> list[str]:
+        """How far outside the table the run went, by phase."""
+        said = []
+        for phase, (name, size) in enumerate((("prefill", "new tokens"), ("decode", "context"))):
+            if self._lines[phase, words.OUTSIDE]:
+                batch, most = self._lines[phase, [words.FARTHEST_BATCH, words.FARTHEST_SIZE]]
+                said.append(f"{name} to batch {batch:,} and {size} {most:,} ({self._ends[phase]})")
+        return said
 
     @property
     def refusal(self) -> str | None:
@@ -107,6 +118,14 @@ class BoundTable(BoundTiming):
             f"timing table: a decode pass of {batch} requests; expected at most {self._last_batch},"
             " the largest batch measured (extrapolate_batch: true goes beyond)"
         )
+
+
+def _end_of(buffer: np.ndarray, at: int) -> str:
+    """What a table of these words measured at most in a phase."""
+    first, count = int(buffer[at + words.ROWS]), int(buffer[at + words.ROW_COUNT])
+    rows = buffer[first : first + count * words.ROW_WORDS].reshape(count, words.ROW_WORDS)
+    last = rows[:, words.ROW_NODES] + rows[:, words.ROW_LENGTH] - 1
+    return f"measured to {buffer[at + words.LAST_BATCH]:,} and {buffer[last].max():,}"
 
 
 class _Buffer:
@@ -156,6 +175,7 @@ class _Buffer:
         for row, (start, end) in enumerate(zip(rows.starts, rows.ends, strict=True)):
             described[row, words.ROW_NODES] = self._add(rows.nodes[start:end])
             described[row, words.ROW_VALUES] = self._add(rows.values[start:end])
+        described[:, words.ROW_SLOPE] = rows.slopes.view(np.int64)
         first = self._length
         self._parts.append(described.ravel())
         self._length += described.size
@@ -169,6 +189,8 @@ class _Buffer:
         header[at + words.UPPER] = self._add(first + upper * words.ROW_WORDS)
         header[at + words.ROWS] = first
         header[at + words.ROW_COUNT] = len(rows.batches)
+        octave = np.searchsorted(rows.batches, last / 2.0, side="right") - 1
+        header[at + words.OCTAVE] = first + max(int(octave), 0) * words.ROW_WORDS
         header[at + words.LOWEST] = np.array([lowest], np.float64).view(np.int64)[0]
 
     def _grid(self, rows: _Rows, prefill: pl.DataFrame, lowest: int) -> None:
@@ -234,7 +256,8 @@ class _Rows:
 
     Attributes:
         batches: int64 [rows], ascending; starts, ends: int64 [rows], spans of the rows in
-        nodes: int64 [points], tokens, and values: float64 [points], ms.
+        nodes: int64 [points], tokens, and values: float64 [points], ms; slopes: float64 [rows],
+        ms a token beyond the last node.
     """
 
     def __init__(self, batches: np.ndarray, nodes: np.ndarray, values: np.ndarray) -> None:
@@ -243,6 +266,17 @@ class _Rows:
         self.values = values[order].astype(np.float64)
         self.batches, self.starts = np.unique(batches[order].astype(np.int64), return_index=True)
         self.ends = np.append(self.starts[1:], len(order))
+        spans = zip(self.starts, self.ends, strict=True)
+        self.slopes = np.array([self._slope(*span) for span in spans])
+
+    def _slope(self, start: int, end: int) -> float:
+        """Price of another token beyond the last node of a span, as over the octave below it."""
+        nodes, values = self.nodes[start:end], self.values[start:end]
+        if len(nodes) == 1:
+            return 0.0
+        half = max(float(nodes[0]), nodes[-1] / 2.0)
+        below = np.interp(half, nodes, values)
+        return max(float((values[-1] - below) / (nodes[-1] - half)), 0.0)
 
     def price(self, batch: int, tokens: int) -> float:
         """A prefill without a prefix, as `vecsim.kernels.timing.table.base_at` interpolates it."""
@@ -257,6 +291,8 @@ class _Rows:
     def _along(self, row: int, x: float) -> float:
         nodes = self.nodes[self.starts[row] : self.ends[row]]
         values = self.values[self.starts[row] : self.ends[row]]
+        if x > nodes[-1]:
+            return float(values[-1] + self.slopes[row] * (x - nodes[-1]))
         if len(nodes) == 1:
             return float(values[0])
         k = int(np.clip(np.searchsorted(nodes, x, side="right") - 1, 0, len(nodes) - 2))
