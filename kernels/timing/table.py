@@ -1,8 +1,9 @@
 """Timing tables: pass prices interpolated between measured points.
 
 A table is one buffer of int64 words in memory, some of which are float64 by their bits; words are
-named by their position. A run reads it through a record (see `vecsim.kernels.timing.durations`), which holds
-the buffer's address and the run's own counters, so that any number of runs share a buffer.
+named by their position. A run reads it through a record (see `vecsim.kernels.timing.durations`),
+which holds the buffer's address and the run's own counters, so that any number of runs share a
+buffer.
 
 Decode: one row of points for each measured batch size, prices by past KV tokens per sequence.
 Prefill: one row for each batch size, prices by new tokens per request, and on top of them the

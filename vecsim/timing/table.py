@@ -1,7 +1,7 @@
 """Timing tables: measured or sampled pass prices, and how the kernels get to see them.
 
-A table is a frame of points in the layout of the README; `vecsim.kernels.timing.table` says how prices are
-interpolated between them.
+A table is a frame of points in the layout of the README; `vecsim.kernels.timing.table` says how
+prices are interpolated between them.
 """
 
 from __future__ import annotations
