@@ -383,4 +383,5 @@ def set_transfers(
         handoff.time[kernel.BYTES_PER_TOKEN] = rank.kv_transfer_bytes_per_token
     missing = rank.kv_transfer_timing_mode == "destination_missing"
     handoff.state[kernel.DESTINATION_MISSING] = missing
-    handoff.state[kernel.TRANSFER_BLOCK] = roles[1].rank.block_tokens
+    block = min(roles[1].rank.block_tokens, int(layout.UNLIMITED))
+    handoff.state[kernel.TRANSFER_BLOCK] = block
