@@ -60,6 +60,19 @@ def test_folders_and_patterns_are_shards_of_a_trace(tmp_path):
     assert is_trace(nested)
 
 
+def test_large_files_are_told_by_all_their_keys(tmp_path):
+    """What tells comes after more than is read at first, on one line or on many."""
+    path = tmp_path / "a.json"
+    long = list(range(30_000))
+    recording = {"requests": [{"hash_ids": long}], "hash_id_scope": "local"}
+    for tree, trace in ((recording, True), ({"hash_ids": long, **ROW}, True), (SPEC, False)):
+        for indent in (None, 1):
+            path.write_text(json.dumps({"x": long, **tree}, indent=indent))
+            assert is_trace(path) is trace
+    path.write_text("\n" * 100_000 + json.dumps(ROW))
+    assert is_trace(path)
+
+
 @pytest.mark.parametrize(
     ("name", "text"),
     [

@@ -17,8 +17,8 @@ from tests.fuzz.campaign import make
 from tests.fuzz.specs import make as draw
 from tests.support.outcomes import outcome_of
 from tests.support.specs import r, spec
-from vecsim.cli import main
-from vecsim.config.documents import parse_json, parse_yaml
+from vecsim.cli.main import main
+from vecsim.config.documents import parse_json, parse_yaml, read_document
 from vecsim.config.load import set_path
 from vecsim.config.validate import MAX_RANKS
 from vecsim.errors import InputError, SimulationError
@@ -203,6 +203,26 @@ def test_tokenization_that_never_ends_is_refused(stage):
     assert refusal(lambda: replay(payload)).where.startswith("tokenization.")
 
 
+@pytest.mark.parametrize("field", ["block_size", "max_model_len"])
+@pytest.mark.parametrize("backend", ["vllm", "sglang", "trtllm"])
+@pytest.mark.parametrize("value", [2**63 - 1, 2**63, 2**64 - 1])
+def test_limits_beyond_64_bits_bound_nothing(backend, field, value):
+    """No request is as long, so that they work as any other that is longer than all of them."""
+    requests = [r(k, 50, 5, input_token_ids=[7] * 50) for k in range(3)]
+    frames = []
+    for limit in (2**40, value):
+        changes = {"engine.rank.backend": backend, f"engine.rank.{field}": limit}
+        if backend == "sglang" and field == "block_size":
+            changes["engine.rank.sglang.chunked_prefill_size"] = limit
+        tree = spec(*requests)
+        for path, changed in {**changes, "engine.rank.num_gpu_blocks": 100_000}.items():
+            tree = set_path(tree, path, changed)
+        frames.append(replay(tree).requests.drop("terminal_reason"))
+    assert frames[1].equals(frames[0])
+    paged = backend == "sglang" and field == "block_size"  # a page is more than a pass may hold
+    assert set(frames[1]["terminal_status"]) == {"rejected" if paged else "completed"}
+
+
 # --- documents ------------------------------------------------------------------------------------
 
 
@@ -225,6 +245,41 @@ def test_yaml_that_cannot_be_read_is_refused(text):
 
 def test_anchors_may_be_used_again():
     assert parse_yaml("[&a [1], *a, !!int 7, !!float 1e3]") == [[1], [1], 7, 1000.0]
+
+
+NESTED = "version: 1\nx0: &x0 [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]\n" + "".join(
+    f"x{k}: &x{k} [{', '.join([f'*x{k - 1}'] * 10)}]\n" for k in range(1, 10)
+)
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "adapters: {placement: {provider: round_robin, config: *x9}}",
+        "requests: [{id: a, input_token_ids: *x9}]",
+        "spec: *x9",
+        "axes: {workers: *x9}",
+    ],
+)
+def test_aliases_are_counted_by_what_they_stand_for(place):
+    """A text of 500 bytes that stands for ten thousand million numbers."""
+    error = refusal(lambda: parse_yaml(NESTED + place))
+    assert error.where.startswith("x5[")
+    assert "by aliases in all" in str(error)
+    doubled = "a: &a {x: 1}\nb: &b [*a, *a]\nc: [*b, *b, *b]\n"
+    assert parse_yaml(doubled)["c"] == [[{"x": 1}] * 2] * 3
+
+
+@pytest.mark.parametrize("depth", [201, 960, 100_000])
+def test_documents_nested_too_deeply_are_refused(depth):
+    for text in ("[" * depth + "]" * depth, '{"a":' * depth + "1" + "}" * depth, "[" * depth):
+        if depth < 1000 or not text.endswith("["):
+            refusal(lambda text=text: parse_json(text))
+        refusal(lambda text=text: parse_yaml(text))
+    twice = '{"a":' * depth + '{"b": 1, "b": 2}' + "}" * depth
+    refusal(lambda: parse_json(twice))
+    within = "[" * 200 + "]" * 200
+    assert parse_json(within) == parse_yaml(within)
 
 
 def test_numbers_of_very_many_digits_are_refused():
@@ -288,14 +343,37 @@ def test_nothing_is_replaced_where_a_folder_is_in_the_way(tmp_path):
 # --- the command line -----------------------------------------------------------------------------
 
 
-def test_a_pipe_is_told_to_be_a_file(tmp_path, monkeypatch, capsys):
-    pipe = tmp_path / "t.jsonl"
-    os.mkfifo(pipe)
-    monkeypatch.setattr(sys, "argv", ["vecsim", "replay", str(pipe)])
+@pytest.mark.parametrize("command", [["replay"], ["trace", "info"], ["trace", "convert"]])
+@pytest.mark.parametrize("kind", ["pipe", "/dev/zero"])
+def test_a_pipe_is_told_to_be_a_file(tmp_path, monkeypatch, capsys, command, kind):
+    source = tmp_path / "t.jsonl" if kind == "pipe" else kind
+    if kind == "pipe":
+        os.mkfifo(source)
+    out = [str(tmp_path / "o.csv")] if command[-1] == "convert" else []
+    monkeypatch.setattr(sys, "argv", ["vecsim", *command, str(source), *out])
     with pytest.raises(SystemExit) as exit_:
         main.main()
     assert exit_.value.code == 2
     assert "a regular file" in capsys.readouterr().err
+
+
+def test_a_spec_or_plan_is_a_regular_file(tmp_path):
+    for name in ("plan.yaml", "spec.json"):
+        os.mkfifo(tmp_path / name)
+        assert "a regular file" in str(refusal(lambda name=name: read_document(tmp_path / name)))
+
+
+def test_a_trace_may_come_through_a_pipe_of_the_shell():
+    row = '{"timestamp": 0, "input_length": 5, "output_length": 2, "hash_ids": [1]}\n'
+    for text in (row, row * 3):
+        done = subprocess.run(
+            [sys.executable, "-m", "vecsim", "trace", "info", "/dev/stdin", "--format", "json"],
+            input=text,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert json.loads(done.stdout)["requests"] == text.count("\n")
 
 
 def test_running_out_of_memory_is_one_line(monkeypatch, capsys):

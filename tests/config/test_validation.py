@@ -16,7 +16,7 @@ from vecsim.config.validate import check_supported, validate
 from vecsim.errors import InputError, NotSupportedYetError
 
 HERE = Path(__file__).parent
-CASES = HERE.parent / "conformance" / "cases"
+CASES = HERE / "conformance" / "cases"
 REFUSED_FIELDS = json.loads((HERE / "refused_fields.json").read_text())
 BUILT_FEATURES = {
     *("dp", "belady", "closed_loop", "time_limit", "sla", "tokenization", "sglang", "trtllm"),
@@ -325,7 +325,7 @@ def test_belady_with_traffic():
     assert refused(tree) is None
     for path, value in {"traffic.replay_concurrency": 1, "traffic.trace_format": "weka"}.items():
         changed = set_path(copy.deepcopy(tree), path, value)
-        changed["traffic"]["execution_model"] = "m"
+        changed["traffic"] |= {"execution_model": "m", "load_type": "trace_timestamps"}
         assert refused_field(changed) == path
     changed = set_path(copy.deepcopy(tree), "adapters.scaling", {"provider": "load"})
     assert refused_field(changed) == "adapters.scaling.provider"

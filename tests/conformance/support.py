@@ -105,7 +105,9 @@ def name(case: Case) -> str:
 def files_of(case: Case, folder: Path) -> Iterator[dict]:
     """Enters `folder` with the case's trace files in it and yields the payload to run."""
     for file_name, text in case.get("files", {}).items():
-        (folder / file_name).write_text(text, newline="")
+        path = folder / file_name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, newline="")
     if case.get("rows") and TRACES:
         trace = case["payload"]["traffic"]["trace_path"]
         with (Path(TRACES) / trace).open() as lines:

@@ -1,6 +1,7 @@
 """`python -m tests.fuzz --reference PYTHON --seeds A:B [--feature NAME ...] [--jobs N]`.
 
-`python -m tests.fuzz traffic ...` draws traffic instead of inline requests (`tests.fuzz.traffic`).
+`python -m tests.fuzz traffic ...` draws traffic instead of inline requests (`tests.fuzz.traffic`),
+`python -m tests.fuzz weka ...` corpora of Weka traces (`tests.fuzz.weka`).
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import json
 import sys
 import time
 
-from tests.fuzz import shrink, specs, traffic, trial
+from tests.fuzz import shrink, specs, traffic, trial, weka
 from tests.fuzz.campaign import Tally, campaign, make
 from tests.fuzz.reference import Reference
 
@@ -56,6 +57,8 @@ def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     if argv[:1] == ["traffic"]:
         return traffic.main(argv[1:])
+    if argv[:1] == ["weka"]:
+        return weka.main(argv[1:])
     options = arguments(argv)
     began = time.monotonic()
     tally = campaign(options)

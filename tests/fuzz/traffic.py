@@ -316,11 +316,7 @@ def _answer(payload: dict, workload: Workload, against: str) -> answers.Answer |
 def _expected(report: dict, workload: Workload) -> answers.Answer:
     """The reference's answer with its requests in workload order."""
     if workload.dependencies is not None:
-        keys = [answers.without_digest(key) for key in workload.request_id.to_list()]
-        named = [
-            {**row, "request_id": answers.without_digest(row["request_id"])}
-            for row in report["per_request"]
-        ]
+        keys, named = workload.request_id.to_list(), report["per_request"]
     else:
         turns = workload.turn_index.tolist()
         keys = [f"{s} {t}" for s, t in zip(workload.session_id.to_list(), turns, strict=True)]

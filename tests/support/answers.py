@@ -89,20 +89,8 @@ class Answer:
 
 
 def _compared(report: dict) -> dict:
-    """What is compared of a report, without the digests in the names of Weka's plays."""
-    fields = {k: v for k, v in report.items() if k not in UNCOMPARED}
-    if "agentic_play_outcomes" in fields:
-        fields["agentic_play_outcomes"] = [
-            {k: without_digest(v) for k, v in play.items()}
-            for play in fields["agentic_play_outcomes"]
-        ]
-    return fields
-
-
-def without_digest(name: Any) -> Any:
-    """The name of a request or play of Weka's without its digest; anything else as it is."""
-    weka = isinstance(name, str) and name.startswith("weka:")
-    return name.split(":", 3)[3] if weka else name
+    """What is compared of a report."""
+    return {k: v for k, v in report.items() if k not in UNCOMPARED}
 
 
 # --- from the reference ---------------------------------------------------------------------------

@@ -43,8 +43,8 @@ def header(**changes) -> str:
 
 
 def agent(*inner: dict, **changes) -> dict:
-    entry = {"type": "subagent", "t": 1.0, "agent_id": "g", "status": "completed"}
-    return entry | {"requests": list(inner)} | changes
+    entry = {"type": "subagent", "t": 1.0, "agent_id": "g", "subagent_type": "x"}
+    return entry | {"status": "completed", "requests": list(inner)} | changes
 
 
 R = weka_request(0.0, 64, [1])
@@ -76,7 +76,7 @@ MALFORMED: dict[str, tuple[str, str, dict]] = {
     ),
     "agentic: too many hashes": (graph(agentic(hash_ids=[1, 2, 3])), ":2, hash_ids: got '3", {}),
     "agentic: negative start": (graph(agentic(not_before_ms=-1)), ":2, not_before_ms: got -1", {}),
-    "agentic: no dependencies": (graph(agentic(dependencies=None)), ":2, dependencies: miss", {}),
+    "agentic: dependencies": (graph(agentic(dependencies="b")), ":2, dependencies: got 'b'", {}),
     "agentic: planned": (graph(agentic(output_token_ids=[1])), ":2, output_token_ids: got '1", {}),
     "agentic: same id": (graph(agentic(), agentic()), ":3, request_id: got 'a'", {}),
     "agentic: relation": (depends(relation="wish"), ":3, dependencies[0].relation: got 'wish'", {}),
@@ -240,7 +240,7 @@ MALFORMED: dict[str, tuple[str, str, dict]] = {
     "weka: type": (weka(R | {"type": "x"}), ":1, requests[0].type: got 'x'", {}),
     "weka: nested twice": (
         weka(R, agent(agent(R))),
-        ":1, requests[1].requests[0].type: got 'subagent'",
+        ":1, requests[1].requests[0].type: got 'subagent', expected 'n', 's', or",
         {},
     ),
     "weka: failed subagent": (
@@ -280,7 +280,11 @@ MALFORMED: dict[str, tuple[str, str, dict]] = {
         {},
     ),
     "own: no time": (OWN + "\n0,1,1\n,1,1\n", ":3, arrival_ms: missing", {}),
-    "own: blocks": (OWN + ",block_ids,block_tokens\n0,9,1,[1],4\n", "input_length[0]: got 9", {}),
+    "own: blocks": (
+        OWN + ",block_ids,block_tokens\n0,9,1,[1],4\n",
+        ":2, input_length: got 9, expected at most 4",
+        {},
+    ),
     "own: ids": (OWN + ",block_ids\n0,9,1,[1.5]\n", ":2, block_ids: got", {}),
     "own: block sizes": (OWN + ",block_tokens\n0,9,1,4\n0,9,1,5\n", ":3, block_tokens: got 5", {}),
     "own: two clocks": (OWN + ",arrival_s\n0,9,1,4\n", "expected one column of arrival_s", {}),

@@ -22,8 +22,6 @@ from tests.support.trace_text import (
     dynamo,
     edge,
     line,
-    weka,
-    weka_request,
     write,
     zstd_frame,
 )
@@ -31,7 +29,7 @@ from vecsim.errors import InputError
 from vecsim.traces import FORMATS, read_trace
 from vecsim.workload.workload import Workload
 
-README = (Path(__file__).parents[2] / "README.md").read_text()
+README = (Path(__file__).parent.parent / "README.md").read_text()
 
 
 def read_sample(folder: Path, name: str, data: bytes | None = None, **more) -> Workload:
@@ -269,33 +267,6 @@ def test_dynamo_parents_may_be_named_late(tmp_path) -> None:
     assert graph.delay_ms.tolist() == [20.0, 225.0]
 
 
-def test_weka_chains_and_subagents(tmp_path) -> None:
-    """Reference: traffic, section 4.5, and its answers for the case weka_subagent."""
-    inner = [weka_request(0.0, 64, [9], api_time=0.1), weka_request(0.2, 128, [9, 10])]
-    agent = {"type": "subagent", "t": 1.0, "agent_id": "g", "duration_ms": 500}
-    agent |= {"status": "completed", "subagent_type": "x", "requests": inner}
-    text = weka(
-        weka_request(0.0, 128, [1, 2]),
-        weka_request(0.7, 192, [1, 2, 3]),
-        agent,
-        weka_request(2.0, 256, [1, 2, 3, 4]),
-    )
-    workload = read_trace(write(tmp_path, text, "t.json"))
-    graph = workload.dependencies
-    assert [name.partition(":request:")[2] for name in workload.request_id] == [
-        "outer:0",
-        "outer:1",
-        "outer:2:inner:0",
-        "outer:2:inner:1",
-        "outer:3",
-    ]
-    assert graph.not_before_ms.tolist() == [0.0, 700.0, 1000.0, 1200.0, 2000.0]
-    assert graph.source.tolist() == [0, 1, 2, 1, 3]
-    np.testing.assert_allclose(graph.delay_ms, [500, 100, 100, 1100, 600], rtol=1e-12)
-    absolute = read_trace(write(tmp_path, text, "t.json"), nested_times="absolute")
-    assert absolute.dependencies.not_before_ms.tolist() == [0.0, 700.0, 0.0, 200.0, 2000.0]
-
-
 def test_burstgpt_failures_are_dropped_and_counted(tmp_path) -> None:
     text = SAMPLES["burstgpt"][1] + "130,GPT-4,99,0,99,API log\n"
     path = write(tmp_path, text, "t.csv")
@@ -311,7 +282,7 @@ def test_burstgpt_failures_are_dropped_and_counted(tmp_path) -> None:
 
 
 def test_token_ids_are_kept_as_they_are(tmp_path) -> None:
-    workload = read_sample(tmp_path, "tokens and ns")
+    workload = read_sample(tmp_path, "tokens and ns", rebase=False)
     assert workload.block_ids.tolist() == [7, 8, 9, 7, 8, 10]
     assert workload.output_token_ids.tolist() == [1, 2**32 - 1]
     assert workload.arrival_ms.tolist() == [1.5, 1.500001]

@@ -106,7 +106,7 @@ MALFORMED = {
     "damaged gzip": (gzip.compress(OK.encode())[:-8] + b"x" * 8, ": got 'CRC check failed"),
     "cut zstd": (zstd_frame(OK.encode())[:-9], "expected a complete Zstandard stream"),
     "zstd of other bytes": (zstd_frame(b"\xff\xff\n"), "Zstandard stream of UTF-8 text"),
-    "unknown format": ("hello\nworld\n", ":1: got 'hello', expected a trace in one of the formats"),
+    "unknown format": ("hello\nworld\n", ":1: got 'hello', expected a trace in one of the"),
 }
 
 

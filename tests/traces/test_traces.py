@@ -8,6 +8,7 @@ import json
 import os
 import random
 import re
+import tracemalloc
 import warnings
 from pathlib import Path
 
@@ -425,19 +426,49 @@ JSON_FRAGMENTS = [*JSON_SYNTAX.split(), *SPACES, '"hash_ids": [1],', '"timestamp
 CSV_FRAGMENTS = [*CSV_SYNTAX.split(), *SPACES]
 
 
+CLEAN = '{"timestamp": 1, "input_length": 0, "output_length": 1, "hash_ids": %s}'
+
+
 def test_fast_mooncake_pass_agrees_with_lines() -> None:
     text = "".join(
         line(timestamp=k + 0.25, input_length=600 + k, hash_ids=[k, 2]) for k in range(3)
     )
     options = ReadOptions()
     accepted = 0
-    for changed in mutations(text, JSON_FRAGMENTS, seed=1, count=1200):
+    for changed in mutations(text, JSON_FRAGMENTS, seed=1, count=2400):
         file = TraceFile("t", changed.encode())
         fast = mooncake._read_whole(file, options)
         if fast is not None:
             accepted += 1
             assert_equal_tables(fast, mooncake._read_lines(file, options))
     assert accepted > 50
+
+
+@pytest.mark.parametrize(
+    "lists",
+    [
+        ["[]", "[1,2]", "[]", "[ ]", "[ 3 , 4 ]"],
+        ["[]", "[ ]"],
+        [f"[{2**63}, {2**64 - 2}]", "[0]"],
+        [f"[{2**64 - 1}]"],
+    ],
+)
+def test_ids_at_one_go_are_those_of_each_line(lists) -> None:
+    rows = [CLEAN % one for one in lists]
+    file = TraceFile("t", "\n".join(rows).encode())
+    slow = mooncake._read_lines(file, ReadOptions())
+    fast = mooncake._read_whole(file, ReadOptions())
+    assert slow.ids[1].tolist() == [i for one in lists for i in json.loads(one)]
+    if lists == [f"[{2**64 - 1}]"]:  # not told from what is larger
+        assert fast is None
+    else:
+        assert_equal_tables(fast, slow)
+
+
+@pytest.mark.parametrize("lists", [["5", "[[1]]"], ["[1]", "5", "[2]"], ["[1]", "[[2],[3]]"]])
+def test_what_is_no_list_of_ids_is_left_to_the_pass_over_lines(lists) -> None:
+    rows = [CLEAN % one for one in lists]
+    assert mooncake._read_whole(TraceFile("t", "\n".join(rows).encode()), ReadOptions()) is None
 
 
 def test_fast_csv_pass_agrees_with_lines() -> None:
@@ -543,3 +574,58 @@ def test_public_azure_trace() -> None:
     assert workload.arrival_ms[:3].tolist() == [0.0, 52.0, 98.189]
     assert workload.input_length[:3].tolist() == [4808, 3180, 110]
     assert workload.output_length[-1] == 173
+
+
+# --- size -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", [MOONCAKE, AZURE_2023])
+def test_blank_lines_cost_no_more_than_their_bytes(tmp_path, text, monkeypatch) -> None:
+    """At the start, where they also hide what the file looks like, and between rows."""
+    first, rest = text.split("\n", 1)
+    blank = "\n" * 3_000_000
+    path = write(tmp_path, gzip.compress((blank + first + "\n" + blank + rest).encode()))
+    plain = read_trace(write(tmp_path, text, "plain"))
+    monkeypatch.setattr(pl, "read_csv", None)  # would make a row of each of them
+    tracemalloc.start()
+    workload = read_trace(path)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert len(workload) == len(plain)
+    assert peak < 8 * 6_000_000
+    broken = path.with_name("broken")
+    broken.write_text(blank + text + "x" if text is AZURE_2023 else blank + text + "{")
+    with pytest.raises(InputError, match=rf"broken:{3_000_000 + text.count(chr(10)) + 1}"):
+        read_trace(broken)
+
+
+def raw_frame(blocks: list[bytes], size: bytes = b"", flags: int = 0) -> bytes:
+    """A Zstandard frame of raw blocks; `size` and `flags` as in its header."""
+    frame = b"\x28\xb5\x2f\xfd" + bytes([flags]) + (b"" if flags & 32 else b"\x58") + size
+    for k, block in enumerate(blocks):
+        frame += (len(block) << 3 | (k == len(blocks) - 1)).to_bytes(3, "little") + block
+    return frame
+
+
+SKIPPED = b"\x50\x2a\x4d\x18\x02\0\0\0ab"
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (gzip.compress(b"\n" * 5000, mtime=0), "more than 1,000 bytes when decompressed"),
+        (b"\n" * 1001, "more than 1,000 bytes"),
+        (raw_frame([b"\n" * 600, b"\n" * 500]), "up to 1,100 bytes when decompressed"),
+        (raw_frame([b"\n" * 600] * 2, b"\xb0\x03", 0x40), "up to 1,200 bytes when decompressed"),
+        (raw_frame([b"\n"], b"\xd0\x07\0\0", 0xA0), "up to 2,000 bytes when decompressed"),
+        (raw_frame([b"\n" * 600]) + SKIPPED + raw_frame([b"\n" * 600]), "up to 1,200 bytes"),
+        (zstd_frame(MOONCAKE.encode() * 99), "bytes when decompressed"),
+    ],
+    ids=["gzip", "plain", "blocks", "two bytes", "four bytes", "two frames", "stored"],
+)
+def test_what_does_not_fit_into_memory_is_refused(tmp_path, monkeypatch, data, message) -> None:
+    monkeypatch.setattr("vecsim.traces.packed.most_bytes", lambda: 1000)
+    if data[:1] == b"\n":
+        monkeypatch.setattr("vecsim.traces.files.most_bytes", lambda: 1000)
+    with pytest.raises(InputError, match=f"{message}.*, expected at most 1,000 bytes of text"):
+        read_trace(write(tmp_path, data))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from vecsim.config.documents import parse_json, parse_yaml, read_document
 from vecsim.errors import InputError
@@ -51,7 +52,10 @@ def is_trace(path: Path) -> bool:
         return False
     if head.startswith(_PACKED):
         return True
-    return _looks_like_trace(head.decode("utf-8-sig", errors="replace").lstrip())
+    text = head.decode("utf-8-sig", errors="replace").lstrip()
+    if len(head) == _HEAD and text[:1] in ("{", ""):  # where its keys end is not known yet
+        text = path.read_text("utf-8-sig", errors="replace").lstrip()
+    return _looks_like_trace(text)
 
 
 def _looks_like_trace(text: str) -> bool:
@@ -60,11 +64,13 @@ def _looks_like_trace(text: str) -> bool:
     first_line = text.partition("\n")[0]
     if not text.startswith("{"):
         return not re.match(r"#|---|[\w\"']+\s*:", first_line)
-    try:
-        first = json.loads(first_line)
-    except ValueError:  # an object over several lines
-        return '"hash_id_scope"' in text
-    return isinstance(first, dict) and not _TRACE_KEYS.isdisjoint(first)
+    for part in (first_line, text):  # rows of a line each, or an object over several lines
+        try:
+            keys = msgspec.json.decode(part, type=dict[str, msgspec.Raw])
+        except (msgspec.DecodeError, RecursionError):
+            continue
+        return not _TRACE_KEYS.isdisjoint(keys)
+    return '"hash_id_scope"' in text
 
 
 def read_spec(path: Path) -> dict[str, Any]:

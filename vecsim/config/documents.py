@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,10 @@ import yaml
 
 from vecsim.errors import InputError
 
+_DEEPEST = 200
+"""Levels of objects and lists in a document; nothing that vecsim reads has a tenth of it."""
+_MOST_REPEATED = 1_000_000
+"""Values that the aliases of a YAML document may stand for."""
 _Base: type = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -21,6 +26,8 @@ def read_document(path: str | Path) -> Any:
     parse = parsers.get(path.suffix.lower())
     if parse is None:
         raise InputError(str(path), path.suffix, "a file name ending in .json, .yaml or .yml")
+    if path.exists() and not path.is_file():
+        raise InputError(str(path), "no regular file", "a regular file")
     try:
         text = path.read_bytes().decode("utf-8-sig")
     except OSError as error:
@@ -54,16 +61,38 @@ def parse_json(text: str, name: str = "JSON") -> Any:
     `name` is what errors call the text. Raises InputError.
     """
     try:
-        return json.loads(text, object_pairs_hook=_unique)
-    except _DuplicateKey:
-        _raise_duplicate(json.loads(text, object_pairs_hook=_Pairs), "")
+        tree = _parse_json(text)
     except json.JSONDecodeError as error:
         where = f"{name}:{error.lineno}:{error.colno}"
         raise InputError(where, _snippet(text, error.pos), f"JSON ({error.msg})") from None
     except ValueError as error:  # more digits than Python turns into an integer
         raise InputError(name, str(error), "numbers of fewer digits") from None
     except RecursionError:
-        raise InputError(name, "a document nested too deeply", "a spec") from None
+        raise _too_deep(name) from None
+    _check_depth(tree, name)
+    return tree
+
+
+def _parse_json(text: str) -> Any:
+    try:
+        return json.loads(text, object_pairs_hook=_unique)
+    except _DuplicateKey:
+        _raise_duplicate(json.loads(text, object_pairs_hook=_Pairs), "")
+
+
+def _check_depth(tree: Any, name: str) -> None:
+    """Raise InputError for more than `_DEEPEST` levels of objects and lists."""
+    level = [tree] if isinstance(tree, dict | list) else []
+    for _ in range(_DEEPEST):
+        members = (node.values() if isinstance(node, dict) else node for node in level)
+        level = [m for each in members for m in each if isinstance(m, dict | list)]
+        if not level:
+            return
+    raise _too_deep(name)
+
+
+def _too_deep(name: str) -> InputError:
+    return InputError(name, "a document nested too deeply", f"at most {_DEEPEST} levels")
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -157,7 +186,7 @@ def parse_yaml(text: str, name: str = "YAML") -> Any:
             node = loader.get_single_node()
             if node is None:
                 return None
-            _check_nodes(node, "", name, {})
+            _Check(name).node(node, "", 0)
             return loader.construct_document(node)
         finally:
             loader.dispose()
@@ -169,38 +198,64 @@ def parse_yaml(text: str, name: str = "YAML") -> Any:
     except yaml.YAMLError as error:
         raise InputError(name, " ".join(str(error).split()), "one YAML document") from None
     except RecursionError:
-        raise InputError(name, "a document nested too deeply", "a spec") from None
+        raise _too_deep(name) from None
 
 
-def _check_nodes(node: yaml.Node, path: str, name: str, seen: dict[int, bool]) -> None:
-    """Raise for a node inside itself, and for a key that is twice in one mapping.
+class _Check:
+    """A walk over the nodes of a document that looks at each of them once.
 
-    `seen` holds the nodes met so far, and whether the walk is still inside them.
+    It counts what aliases stand for, since whoever goes through the tree later meets all of it.
     """
-    if isinstance(node, yaml.ScalarNode):
-        return
-    if id(node) in seen:
-        if seen[id(node)]:
-            where = f"{name}:{node.start_mark.line + 1}"
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._sizes: dict[int, int | None] = {}  # values by node; None: the walk is inside it
+        self._repeated = 0
+
+    def node(self, node: yaml.Node, path: str, depth: int) -> int:
+        """The number of values of a node, with those of aliases.
+
+        Raises InputError for a node inside itself, a key that is twice in one mapping, too many
+        levels, and aliases that stand for too much.
+        """
+        if isinstance(node, yaml.ScalarNode):
+            return 1
+        if id(node) in self._sizes:
+            return self._alias(node, path)
+        if depth >= _DEEPEST:
+            raise _too_deep(self._name)
+        self._sizes[id(node)] = None
+        if isinstance(node, yaml.SequenceNode):
+            items = (
+                self.node(item, join(path, index), depth + 1)
+                for index, item in enumerate(node.value)
+            )
+        else:
+            items = self._members(node, path, depth)
+        size = self._sizes[id(node)] = 1 + sum(items)
+        return size
+
+    def _alias(self, node: yaml.Node, path: str) -> int:
+        size = self._sizes[id(node)]
+        if size is None:
+            where = f"{self._name}:{node.start_mark.line + 1}"
             raise InputError(where, "a value that holds itself", "a tree")
-        return
-    seen[id(node)] = True
-    if isinstance(node, yaml.SequenceNode):
-        for index, item in enumerate(node.value):
-            _check_nodes(item, join(path, index), name, seen)
-    else:
-        _check_mapping(node, path, name, seen)
-    seen[id(node)] = False
+        self._repeated += size
+        if self._repeated > _MOST_REPEATED:
+            value = f"an alias of {size:,} values"
+            raise InputError(path, value, f"at most {_MOST_REPEATED:,} values by aliases in all")
+        return size
 
-
-def _check_mapping(node: yaml.Node, path: str, name: str, seen: dict[int, bool]) -> None:
-    keys: set[str] = set()
-    for key, value in node.value:
-        where = join(path, str(key.value))
-        line = key.start_mark.line + 1
-        if not isinstance(key, yaml.ScalarNode):
-            raise InputError(f"{name}:{line}", "a key that is not a scalar", "a string as key")
-        if key.value in keys:
-            raise InputError(where, f"the key again in {name}:{line}", "the key only once")
-        keys.add(key.value)
-        _check_nodes(value, where, name, seen)
+    def _members(self, node: yaml.MappingNode, path: str, depth: int) -> Iterator[int]:
+        keys: set[str] = set()
+        for key, value in node.value:
+            where = join(path, str(key.value))
+            line = key.start_mark.line + 1
+            if not isinstance(key, yaml.ScalarNode):
+                where = f"{self._name}:{line}"
+                raise InputError(where, "a key that is not a scalar", "a string as key")
+            if key.value in keys:
+                again = f"the key again in {self._name}:{line}"
+                raise InputError(where, again, "the key only once")
+            keys.add(key.value)
+            yield self.node(value, where, depth + 1)

@@ -25,7 +25,7 @@ TRACE_FORMATS = (
 )
 _AGENTIC_FORMATS = ("agentic_mooncake", "weka")
 _LANED_FORMATS = (*_AGENTIC_FORMATS, "dynamo")
-_MANY_FILES = ("dynamo", "weka")
+_MANY_FILES = ("dynamo",)
 
 
 def check_traffic(traffic: Traffic, roles: tuple[Role, ...]) -> None:
@@ -43,7 +43,7 @@ def _check_trace(traffic: Traffic, roles: tuple[Role, ...]) -> None:
     if not traffic.trace_paths:
         present("traffic.trace_path", traffic.trace_path, "the path of a trace file")
     elif len(traffic.trace_paths) > 1 and trace_format not in _MANY_FILES:
-        refuse("traffic.trace_paths", traffic.trace_paths, f"one {trace_format} file")
+        refuse("traffic.trace_paths", traffic.trace_paths, f"one path for {trace_format}")
     optional_positive("traffic.trace_block_size", traffic.trace_block_size)
     optional_finite_positive("traffic.arrival_speedup_ratio", traffic.arrival_speedup_ratio)
     optional_positive("traffic.replay_concurrency", traffic.replay_concurrency)
@@ -60,6 +60,8 @@ def _check_trace(traffic: Traffic, roles: tuple[Role, ...]) -> None:
 def _check_agentic(traffic: Traffic, trace_format: str, roles: tuple[Role, ...]) -> None:
     if not traffic.execution_model:
         refuse("traffic.execution_model", traffic.execution_model, "the name of the target model")
+    if traffic.load_type != "trace_timestamps":
+        refuse("traffic.load_type", traffic.load_type, f"'trace_timestamps' for {trace_format}")
     for name in ("replay_concurrency", "max_sim_time_ms"):
         value = getattr(traffic, name)
         if value is not None:

@@ -9,8 +9,8 @@ from typing import Any
 
 from vecsim.config.checks import known
 from vecsim.errors import InputError
-from vecsim.traces.assemble import head, join_tables, workload_of
-from vecsim.traces.files import Paths, TraceFile, expand, read_file
+from vecsim.traces.assemble import fitting_blocks, head, join_tables, surplus_rows, workload_of
+from vecsim.traces.files import Paths, TraceFile, corpus_names, expand, read_file
 from vecsim.traces.registry import FORMATS, check_format, format_of
 from vecsim.traces.table import DEFAULT_BLOCK_SIZE, FAILED_ROWS, ReadOptions, TraceTable
 from vecsim.traces.times import check_unit
@@ -82,7 +82,7 @@ def read_trace(
             `input_length`, `output_length` and, where there are such, `session_id`, `delay`,
             `request_id`, `hash_ids`, `input_token_ids`, `output_token_ids`.
         rebase: False keeps the first arrival where it is; the default is True, but False for
-            vecsim's own files.
+            what `Workload.write` wrote.
         failed_rows: what to do with requests that failed in the traced system (BurstGPT: no
             response tokens): "drop" and count them, "keep" them with zero outputs, or "error".
         agentic_lanes: lanes of plays, see `vecsim.workload.dependencies.Dependencies`.
@@ -93,8 +93,8 @@ def read_trace(
             and what was expected.
 
     Warns:
-        UserWarning: once each, when Mooncake rows lack hash ids (they share no prefix), and when
-            rows are dropped, with their number.
+        UserWarning: once each, with their number, when rows lack hash ids (they share no prefix)
+            or have more than their prompt has blocks, and when rows are dropped.
     """
     if columns is not None and format == "auto":
         format = "table"
@@ -112,8 +112,7 @@ def read_trace(
         nested_times=nested_times,
     )
     lanes = None if agentic_lanes is None else positive_int("agentic_lanes", agentic_lanes)
-    names = expand(path)
-    table, form, place = _read(names, format, options)
+    names, table, form, place = _read(path, format, options)
     if len(table) == 0 and limit != 0 and not table.dropped:
         raise InputError(names[0], "a file without rows", "at least one request")
     if lanes is not None and table.graph is None:
@@ -137,19 +136,27 @@ def read_trace(
 
 
 def _read(
-    names: Sequence[str], format: str, options: ReadOptions
-) -> tuple[TraceTable, str, Callable[[int], str]]:
-    """The rows, the format's name, and the place of a row for messages."""
-    first = read_file(names[0])
-    name = format_of(first, format)
+    path: Paths, format: str, options: ReadOptions
+) -> tuple[list[str], TraceTable, str, Callable[[int], str]]:
+    """The files, their rows, the format's name, and the place of a row for messages."""
+    first = None
+    if format == "auto":
+        first = read_file(expand(path)[0])
+    name = format if first is None else format_of(first, format)
     form = FORMATS[name]
+    names = expand(path, form.endings)
     if form.corpus:
-        files = [first, *map(read_file, names[1:])]
+        files = [
+            replace(first, source=source)
+            if first is not None and file_name == first.name
+            else read_file(file_name, source)
+            for file_name, source in zip(names, corpus_names(path, names), strict=True)
+        ]
         table = form.read(files, options)
-        return table, name, _place(files[:1], [table])
+        return names, table, name, _place(files[:1], [table])
     tables, shells = [], []
-    for k, path in enumerate(names):
-        file = first if k == 0 else read_file(path)
+    for k, file_name in enumerate(names):
+        file = first if k == 0 and first is not None else read_file(file_name)
         if k > 0 and format == "auto" and (other := format_of(file, format)) != name:
             raise InputError(file.name, f"the format {other}", f"{name}, as in {names[0]}")
         tables.append(form.read(file, options))
@@ -157,7 +164,7 @@ def _read(
     joined = join_tables(tables, names)
     if len(tables) > 1:
         joined = head(joined, options.limit)
-    return joined, name, _place(shells, tables)
+    return names, joined, name, _place(shells, tables)
 
 
 def _place(files: Sequence[TraceFile], tables: Sequence[TraceTable]) -> Callable[[int], str]:
@@ -181,8 +188,23 @@ def _warn(names: Sequence[str], table: TraceTable) -> None:
             "they share no prefix with other rows",
             stacklevel=3,
         )
+    if surplus := surplus_rows(table):
+        warnings.warn(
+            f"{names[0]}: {surplus} of {len(table)} rows have more hash_ids than blocks of "
+            f"{table.block_size} tokens; the last ones are ignored{_better_block(table)}",
+            stacklevel=3,
+        )
     for reason, count in table.dropped.items():
         warnings.warn(f"{names[0]}: {count} rows dropped: {reason}", stacklevel=3)
+
+
+def _better_block(table: TraceTable) -> str:
+    """A hint at the block sizes with which every row has as many ids as blocks."""
+    sizes = fitting_blocks(table)
+    if sizes is None:
+        return ""
+    low, high = sizes
+    return f" (blocks of {low if low == high else f'{low} to {high}'} tokens would fit all rows)"
 
 
 def workload_of_traffic(traffic: Any, spec: Any) -> Workload:

@@ -21,7 +21,6 @@ from vecsim.traces.json_rows import (
     array,
     decode,
     exact_ids,
-    first_object,
     is_array,
     items,
     length,
@@ -49,7 +48,7 @@ _LEGACY_FIELD = re.compile(rb'"(wait_for|tool_wait_ms)"\s*:')
 
 def looks_like(file: TraceFile) -> bool:
     """Whether the file starts with the header, or has rows that wait for others."""
-    first = first_object(file)
+    first = file.first_object
     if first.get("schema") == SCHEMA:
         return True
     legacy = "request_id" in first and "hash_ids" in first
@@ -62,7 +61,7 @@ def read(file: TraceFile, options: ReadOptions) -> TraceTable:
     Raises:
         InputError: a malformed or impossible row; names file, line and field.
     """
-    if first_object(file).get("schema") is not None:
+    if file.first_object.get("schema") is not None:
         return _read_graph(file, options)
     return _read_legacy(file, options)
 
@@ -102,7 +101,7 @@ def _node(place: Place, row: dict[str, Any], block: int, unit: str) -> Node:
         output_length=outputs,
         hash_ids=exact_ids(place, "hash_ids", row.get("hash_ids"), inputs, block),
         not_before_ms=start * 10.0 ** UNIT_SHIFTS[unit],
-        edges=list(_edges(place, row.get("dependencies"))),
+        edges=list(_edges(place, row.get("dependencies", []))),
         ordinal=ordinal,
         output_token_ids=planned_output(place, row.get("output_token_ids"), outputs),
     )

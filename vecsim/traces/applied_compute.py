@@ -13,7 +13,6 @@ from vecsim.traces.json_rows import (
     Place,
     array,
     decode,
-    first_object,
     is_array,
     items,
     length,
@@ -30,7 +29,7 @@ _NAME = "applied_compute_agentic_session_"
 
 def looks_like(file: TraceFile) -> bool:
     """Whether the first row has `num_turns` and `input_prompt_length`."""
-    return {"num_turns", "input_prompt_length"} <= first_object(file).keys()
+    return {"num_turns", "input_prompt_length"} <= file.first_object.keys()
 
 
 def read(file: TraceFile, options: ReadOptions) -> TraceTable:

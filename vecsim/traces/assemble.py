@@ -157,6 +157,7 @@ def workload_of(
         InputError: turns or arrivals that cannot be; names the row.
     """
     n = len(table)
+    _check_content(table, place)
     names = session_names(table)
     sessions = None if table.graph is not None else sessions_of(table, names, place)
     dependencies = None
@@ -186,6 +187,50 @@ def workload_of(
         dependencies=dependencies,
         session_cap=table.session_cap,
     )
+
+
+def surplus_rows(table: TraceTable) -> int:
+    """Number of rows with more hash ids than their prompt has blocks."""
+    if table.ids is None or table.raw_ids:
+        return 0
+    return int(np.count_nonzero(np.diff(table.ids[0]) > _blocks_needed(table)))
+
+
+def fitting_blocks(table: TraceTable) -> tuple[int, int] | None:
+    """The least and the largest block size with which all rows have one id a block, or None."""
+    if table.ids is None:
+        return None
+    have = np.diff(table.ids[0])
+    some = have > 0
+    have, tokens = have[some], table.input_length[some]
+    low = int((-(-tokens // have)).max(initial=1))
+    several = have > 1
+    high = int(((tokens[several] - 1) // (have[several] - 1)).min(initial=np.iinfo(np.int64).max))
+    return (low, high) if several.any() and low <= high else None
+
+
+def _blocks_needed(table: TraceTable) -> np.ndarray:
+    return -(-table.input_length // table.block_size)
+
+
+def _check_content(table: TraceTable, place: Callable[[int], str]) -> None:
+    """Raise InputError for ids that do not cover their prompt, or tokens of another number."""
+    if table.ids is not None:
+        have = np.diff(table.ids[0])
+        for row in np.flatnonzero((have > 0) & (have < _blocks_needed(table)))[:1]:
+            what = f"{have[row]} ids of {table.block_size} tokens"
+            covered = int(have[row]) * table.block_size
+            expected = f"at most {covered}, as {what} cover"
+            raise InputError(f"{place(row)}, input_length", int(table.input_length[row]), expected)
+        tokens = table.raw_ids and table.block_size == 1
+        for row in np.flatnonzero((have > 0) & (have != table.input_length))[: int(tokens)]:
+            expected = f"{int(table.input_length[row])}, as input_length says"
+            raise InputError(f"{place(row)}, token ids", f"{have[row]} ids", expected)
+    if table.planned is not None:
+        have = np.diff(table.planned[0])
+        for row in np.flatnonzero((have > 0) & (have != table.output_length))[:1]:
+            expected = f"{int(table.output_length[row])}, as output_length says"
+            raise InputError(f"{place(row)}, output_token_ids", f"{have[row]} ids", expected)
 
 
 def _ranks(column: np.ndarray | None, n: int) -> np.ndarray:

@@ -47,7 +47,7 @@ def looks_like(layout: Layout) -> Callable[[TraceFile], bool]:
     """A function that tells whether the first line names one of the layout's token columns."""
 
     def check(file: TraceFile) -> bool:
-        if file.data[:1] in b"{[":
+        if file.is_json:
             return False
         first = next((line for _, line in file.lines()), b"").decode().casefold()
         names = (layout.inputs, layout.outputs)
@@ -181,9 +181,9 @@ def unit_of_name(name: str) -> str | None:
 
 def read_raw(file: TraceFile, names: list[str], extra: list[str], limit: int | None) -> RawTable:
     """Columns `names`, and of `extra` those that exist, of a Parquet, JSON or CSV file."""
-    if file.data.startswith(b"PAR1"):
+    if file.is_parquet:
         return _read_parquet(file, names, extra, limit)
-    if file.data[:4096].lstrip()[:1] in (b"{", b"["):
+    if file.is_json:
         return json_columns(file, names, extra, limit)
     return read_csv(file, names, extra, limit)
 
@@ -263,18 +263,20 @@ def _read_whole(
         return None
     if limit is not None:
         file = file.head(limit + 1)
+    data = file.data.rstrip(b"\r\n")
+    lines = data.count(b"\n") + 1
+    if data.count(header.separator.encode()) != lines * (len(header.names) - 1):
+        return None  # blank lines above all: each of them would be a row
     try:
         frame = pl.read_csv(
-            file.data,
+            data,
             separator=header.separator,
             columns=[header.names[k] for k in positions],
             infer_schema=False,
         )
     except pl.exceptions.PolarsError:
         return None
-    numbers = file.row_numbers(frame.height + 1)
-    marks = file.data.count(header.separator.encode())
-    if numbers is None or marks != (frame.height + 1) * (len(header.names) - 1):
+    if frame.height != lines - 1:
         return None
     frame = frame.select(
         _stripped(frame[header.names[k]]).alias(name)
@@ -282,7 +284,7 @@ def _read_whole(
     )
     if frame[names[0]].null_count():
         return None
-    return RawTable(frame, numbers[1:], _line(file))
+    return RawTable(frame, np.arange(2, lines + 1), _line(file))
 
 
 def _stripped(column: pl.Series) -> pl.Series:

@@ -19,7 +19,6 @@ from vecsim.traces.json_rows import (
     Place,
     decode,
     exact_ids,
-    first_object,
     id_list,
     items,
     length,
@@ -56,7 +55,7 @@ class _Request:
 
 def looks_like(file: TraceFile) -> bool:
     """Whether the first record has the schema."""
-    first = first_object(file)
+    first = file.first_object
     record = first.get("event", first)
     return isinstance(record, dict) and record.get("schema") == SCHEMA
 

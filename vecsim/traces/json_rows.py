@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -14,8 +13,6 @@ from vecsim.traces.files import TraceFile
 from vecsim.traces.table import token_count
 from vecsim.traces.times import milliseconds, nanoseconds
 from vecsim.workload.columns import LENGTH, is_id_list
-
-_RESCUE = json.JSONDecoder()
 
 
 class Place(NamedTuple):
@@ -30,7 +27,7 @@ class Place(NamedTuple):
 
 def is_array(file: TraceFile) -> bool:
     """Whether the text is one JSON array."""
-    return file.data[:4096].lstrip().startswith(b"[")
+    return file.data.startswith(b"[", file.begin)
 
 
 def items(file: TraceFile) -> Iterator[tuple[Place, bytes]]:
@@ -75,16 +72,6 @@ def json_error(
     return InputError(position(at), text[at:].decode(errors="replace"), f"JSON ({match[1]})")
 
 
-def first_object(file: TraceFile) -> dict[str, Any]:
-    """The first JSON object of a file or of the array that it is; empty if there is none."""
-    text = file.data[: 1 << 20].lstrip().decode(errors="replace").lstrip("[ \t\r\n")
-    try:
-        value = _RESCUE.raw_decode(text)[0]
-    except (ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}
-
-
 # --- fields ---------------------------------------------------------------------------------------
 
 
@@ -103,11 +90,11 @@ def array(place: Place, name: str, value: Any) -> list[Any]:
 
 
 def text(place: Place, name: str, value: Any, *, needed: bool = True) -> str | None:
-    """A string that is not empty; None if absent and not `needed`."""
+    """A string that is not blank; None if absent and not `needed`."""
     if value is None and not needed:
         return None
-    if not isinstance(value, str) or (needed and not value):
-        raise place.error(name, MISSING if value is None else value, "a string that is not empty")
+    if not isinstance(value, str) or (needed and not value.strip()):
+        raise place.error(name, MISSING if value is None else value, "a string that is not blank")
     return value
 
 

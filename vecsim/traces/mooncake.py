@@ -1,8 +1,8 @@
 """Mooncake traces: one JSON object per line, with the prompt as a list of block hashes.
 
-Clean files go through Polars as a whole. Anything out of the ordinary (other fields, aliases, blank
-lines, other time units, errors) goes through a pass over lines that knows every rule and says what
-is wrong where. On what the first one accepts both give the same columns.
+Clean files are decoded as a whole, their ids at one go. Anything out of the ordinary (other
+fields, aliases, other time units, errors) goes through a pass over lines that knows every rule and
+says what is wrong where. On what the first one accepts both give the same columns.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from vecsim.traces.table import DEFAULT_BLOCK_SIZE, ReadOptions, TraceTable
 from vecsim.traces.times import Times, milliseconds
 from vecsim.workload.columns import MAX_INT32, flatten, offsets_of, optional
 
+BAILIAN_BLOCK_SIZE = 16
 ALIASES = {
     "input_length": "input_tokens",
     "output_length": "output_tokens",
@@ -48,13 +49,20 @@ _OTHER_FIELDS = (
     "strict_priority",
     "policy_class",
 )
+_KNOWN = frozenset(("input_length", "input_tokens", "output_length", "output_tokens", "hash_ids"))
+_LARGEST_ID = np.uint64(2**64 - 1)
 _QUOTED = {name: f'"{name}"'.encode() for name in _SIMPLE_FIELDS + _OTHER_FIELDS}
 _ANY_FIELD = re.compile(b"|".join(_QUOTED.values()))
 
 
 def looks_like(file: TraceFile) -> bool:
-    """Whether the text starts like JSON."""
-    return file.data[:4096].lstrip()[:1] in (b"{", b"[")
+    """Whether the first object has a field of these rows, or cannot be read and is JSON."""
+    return file.is_json and not (file.first_object and _KNOWN.isdisjoint(file.first_object))
+
+
+def looks_like_bailian(file: TraceFile) -> bool:
+    """Whether the first row has a `chat_id` and a `turn` beside `hash_ids`."""
+    return {"chat_id", "turn", "hash_ids"} <= file.first_object.keys()
 
 
 def read(file: TraceFile, options: ReadOptions) -> TraceTable:
@@ -72,7 +80,28 @@ def read_delta(file: TraceFile, options: ReadOptions) -> TraceTable:
     return replace(read(file, options), accumulate=True)
 
 
+def read_bailian(file: TraceFile, options: ReadOptions) -> TraceTable:
+    """The same rows, with times in seconds and one id for 16 tokens.
+
+    Chats and turns are not read: every row has its own time and its whole prompt.
+    """
+    unit, block = options.time_unit or "s", options.block_size or BAILIAN_BLOCK_SIZE
+    return read(file, replace(options, time_unit=unit, block_size=block))
+
+
 # --- the whole file at once -----------------------------------------------------------------------
+
+
+class _CleanRow(msgspec.Struct, gc=False):
+    """A line with these four fields; its ids stay text."""
+
+    timestamp: float
+    input_length: int
+    output_length: int
+    hash_ids: msgspec.Raw
+
+
+_CLEAN = msgspec.json.Decoder(_CleanRow)
 
 
 def _read_whole(file: TraceFile, options: ReadOptions) -> TraceTable | None:
@@ -81,53 +110,64 @@ def _read_whole(file: TraceFile, options: ReadOptions) -> TraceTable | None:
         return None
     if options.limit is not None:
         file = file.head(options.limit)
-    data = file.data
-    if b"\\" in data or any(_QUOTED[name] in data for name in _OTHER_FIELDS):
-        return None
-    schema = {
-        "timestamp": pl.Float64,
-        "input_length": pl.Int64,
-        "output_length": pl.Int64,
-        "hash_ids": pl.List(pl.UInt64),
-    }
     try:
-        frame = pl.read_ndjson(data, schema=schema)
-    except (pl.exceptions.PolarsError, pl.exceptions.PanicException):
+        rows = _CLEAN.decode_lines(file.data)
+    except (msgspec.DecodeError, RecursionError):
         return None
-    numbers = file.row_numbers(frame.height)
-    if numbers is None:
+    numbers = file.row_numbers(len(rows))
+    # One more colon is a field that is there twice, or one that is not known here.
+    if numbers is None or file.data.count(b":") != len(_SIMPLE_FIELDS) * len(rows):
         return None
-    for name in _SIMPLE_FIELDS:
-        if data.count(_QUOTED[name]) != frame[name].count():
-            return None
-    return _table_of_frame(frame, numbers, options.block_size or DEFAULT_BLOCK_SIZE)
-
-
-def _table_of_frame(frame: pl.DataFrame, numbers: np.ndarray, block: int) -> TraceTable | None:
-    if frame["output_length"].null_count() or frame["hash_ids"].null_count():
+    ids = _clean_ids([row.hash_ids for row in rows])
+    if ids is None:
         return None
-    counts = frame["hash_ids"].list.len().to_numpy().astype(np.int64)
-    ids = frame["hash_ids"].explode()
-    if ids.null_count() != np.count_nonzero(counts == 0):
+    try:
+        inputs = np.array([row.input_length for row in rows], np.int64)
+        outputs = np.array([row.output_length for row in rows], np.int64)
+    except OverflowError:
         return None
-    outputs = frame["output_length"].to_numpy()
-    inputs = frame["input_length"].fill_null(pl.Series(counts * block)).to_numpy()
-    times = frame["timestamp"].fill_null(np.nan).to_numpy()
-    if (
-        not _in_range(inputs)
-        or not _in_range(outputs)
-        or (inputs > counts * block).any()
-        or np.isinf(times).any()
-    ):
+    block = options.block_size or DEFAULT_BLOCK_SIZE
+    if not _in_range(inputs) or not _in_range(outputs) or not _are_covered(inputs, ids[0], block):
         return None
     return TraceTable(
-        times=Times(times),
+        times=Times(np.array([row.timestamp for row in rows], np.float64)),
         input_length=inputs,
         output_length=outputs,
         numbers=numbers,
-        ids=(offsets_of(counts), ids.drop_nulls().to_numpy()),
+        ids=ids,
         block_size=block,
     )
+
+
+def _clean_ids(lists: list[msgspec.Raw]) -> tuple[np.ndarray, np.ndarray] | None:
+    """(int64 [n + 1] offsets, uint64 ids) of the JSON text of n lists, read at one go; None unless
+    they are flat lists of digits."""
+    text = b"".join(lists)
+    if text.translate(None, b"0123456789,[] "):
+        return None
+    if b"[ " in text:  # perhaps an empty list
+        text = text.translate(None, b" ")
+    marks = np.frombuffer(bytearray(text), np.uint8)
+    opens, closes = np.flatnonzero(marks == ord("[")), np.flatnonzero(marks == ord("]"))
+    if len(opens) != len(lists) or len(closes) != len(lists):
+        return None
+    if opens[0] != 0 or closes[-1] != len(text) - 1 or (opens[1:] != closes[:-1] + 1).any():
+        return None  # not one list after another: a number among them, or lists in lists
+    filled = closes > opens + 1
+    counts = np.diff(np.searchsorted(np.flatnonzero(marks == ord(",")), closes), prepend=0) + filled
+    marks[opens] = marks[closes] = ord(" ")
+    marks[closes[filled][:-1]] = ord(",")
+    ids = np.zeros(0, np.uint64)
+    if filled.any():
+        ids = np.fromstring(marks.tobytes(), np.uint64, sep=",")
+    if len(ids) != counts.sum() or ids.max(initial=0) == _LARGEST_ID:  # or larger: it saturates
+        return None
+    return offsets_of(counts), ids
+
+
+def _are_covered(inputs: np.ndarray, offsets: np.ndarray, block: int) -> bool:
+    """Whether every prompt is within the blocks of its ids."""
+    return bool((-(-inputs // block) <= np.diff(offsets)).all())
 
 
 def _in_range(lengths: np.ndarray) -> bool:

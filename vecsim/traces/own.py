@@ -15,7 +15,7 @@ import polars as pl
 from vecsim.errors import InputError
 from vecsim.traces.delimited import read_raw
 from vecsim.traces.files import TraceFile
-from vecsim.traces.json_rows import first_object, is_array
+from vecsim.traces.json_rows import is_array
 from vecsim.traces.raw import RawTable
 from vecsim.traces.table import DEFAULT_BLOCK_SIZE, Graph, ReadOptions, TraceTable
 from vecsim.traces.times import UNIT_SHIFTS, Times
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from vecsim.workload.workload import Workload
 
 ARRIVALS = {f"arrival_{unit}": unit for unit in UNIT_SHIFTS}
+KEEPS_TIMES = "keeps_times"
+"""Column that says that the first arrival stays where it is: of a written workload that begins
+after 0. Other tables of one's own begin when their trace did."""
 _NEEDED = ("input_length", "output_length")
 _OTHERS = (
     "request_id",
@@ -44,16 +47,17 @@ _OTHERS = (
     "not_before_ms",
     "dependencies",
     "lanes",
+    KEEPS_TIMES,
 )
 WRITABLE = (".parquet", ".csv", ".jsonl")
 
 
 def looks_like(file: TraceFile) -> bool:
     """Whether the file is Parquet, or has a column `arrival_<unit>` and the two lengths."""
-    if file.data.startswith(b"PAR1"):
+    if file.is_parquet:
         return True
-    if file.data[:4096].lstrip()[:1] in (b"{", b"["):
-        names = set(first_object(file))
+    if file.is_json:
+        names = set(file.first_object)
     else:
         first = next((line for _, line in file.lines()), b"").decode(errors="replace")
         names = {name.strip(' "\r') for name in first.replace(";", ",").split(",")}
@@ -97,19 +101,19 @@ def read(file: TraceFile, options: ReadOptions) -> TraceTable:
         session_cap=raw.constant("session_cap"),
         lanes=raw.constant("lanes"),
         in_items=is_array(file),
-        keeps_times=True,
+        keeps_times=_flag(raw, KEEPS_TIMES),
     )
 
 
 def _arrival(file: TraceFile) -> str:
-    if file.data.startswith(b"PAR1"):
+    if file.is_parquet:
         try:
             names = pl.read_parquet_schema(io.BytesIO(file.data)).keys()
         except pl.exceptions.PolarsError as error:
             reason = str(error).split("\n", 1)[0]
             raise InputError(file.name, reason, "a Parquet file") from None
-    elif file.data[:4096].lstrip()[:1] in (b"{", b"["):
-        names = first_object(file).keys()
+    elif file.is_json:
+        names = file.first_object.keys()
     else:
         first = next((line for _, line in file.lines()), b"").decode()
         names = [name.strip(' "\r\n') for name in first.replace(";", ",").split(",")]
@@ -186,7 +190,7 @@ def _edges(raw: RawTable, row: int, value: Any) -> list[tuple[int, str, float]]:
             known = trigger in ("dispatch", "completion")
             if not (known and 0 <= source < len(raw) and source != row and delay >= 0):
                 raise ValueError
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, RecursionError):
         raise raw.error(row, "dependencies", value, expected) from None
     return edges
 
@@ -219,6 +223,11 @@ def workload_frame(workload: Workload) -> pl.DataFrame:
         columns["session_cap"] = np.full(n, workload.session_cap, np.int64)
     if workload.dependencies is not None:
         columns |= _graph_columns(workload)
+        starts = workload.dependencies.not_before_ms
+    else:
+        starts = workload.arrival_ms
+    if n and starts.min() != 0:
+        columns[KEEPS_TIMES] = np.full(n, True)
     return pl.DataFrame({name: c for name, c in columns.items() if c is not None})
 
 

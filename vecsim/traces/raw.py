@@ -16,11 +16,12 @@ from vecsim.traces.files import TraceFile
 from vecsim.traces.json_rows import decode, is_array, items
 from vecsim.traces.table import token_count
 from vecsim.traces.times import UNIT_SHIFTS, Times, milliseconds, nanoseconds
-from vecsim.workload.columns import LENGTH, MAX_INT32, flatten, is_id_list
+from vecsim.workload.columns import LENGTH, MAX_INT32, flatten, is_id_list, offsets_of
 
 _DECODER = msgspec.json.Decoder(dict[str, Any])
 _PLAIN_NUMBER = r"^\d{1,15}(?:\.\d{1,15})?$"
 _EXACT = 2**53
+_NAMES = "a string or a whole number"
 
 
 @dataclass(frozen=True)
@@ -109,14 +110,28 @@ class RawTable:
         if name not in self.frame.columns or self.frame[name].null_count() == len(self):
             return None
         column = self.frame[name]
-        if column.dtype == pl.Object or column.dtype.is_nested():
-            raise self.error(0, name, column[0], "strings")
+        if column.dtype == pl.Object:
+            values = [self._as_text(name, row, v) for row, v in enumerate(column.to_list())]
+            return pl.Series(name, values, pl.String)
+        if column.dtype.is_nested():
+            raise self.error(0, name, column[0], _NAMES)
         return column.cast(pl.String).alias(name)
+
+    def _as_text(self, name: str, row: int, value: Any) -> str | None:
+        """A string as it is, a whole number by its digits, and None."""
+        if type(value) is int:
+            return str(value)
+        if value is not None and not isinstance(value, str):
+            raise self.error(row, name, value, _NAMES)
+        return value
 
     def id_lists(self, name: str, bits: int) -> tuple[np.ndarray, np.ndarray] | None:
         """(int64 [n + 1], uint64 [m]) of lists of ids, or of their JSON text."""
         if name not in self.frame.columns or self.frame[name].null_count() == len(self):
             return None
+        whole = _whole_lists(self.frame[name], bits)
+        if whole is not None:
+            return whole
         expected = f"a list of whole numbers from 0 to 2**{bits} - 1"
         rows = []
         for row, value in enumerate(self.frame[name].to_list()):
@@ -124,7 +139,7 @@ class RawTable:
             if isinstance(value, str):
                 try:
                     ids = json.loads(value)
-                except ValueError:
+                except (ValueError, RecursionError):
                     raise self.error(row, name, value, expected) from None
             if ids is not None and not (isinstance(ids, list) and is_id_list(ids, 2**bits)):
                 raise self.error(row, name, value, expected)
@@ -204,6 +219,17 @@ def _series(name: str, values: list[Any]) -> pl.Series:
     if kinds == {int, float}:
         return pl.Series(name, values, pl.Float64)
     return pl.Series(name, values, pl.Object)
+
+
+def _whole_lists(column: pl.Series, bits: int) -> tuple[np.ndarray, np.ndarray] | None:
+    """(int64 [n + 1], uint64 [m]) of a column of lists of ids; None for anything else."""
+    if not isinstance(column.dtype, pl.List) or not column.dtype.inner.is_integer():
+        return None
+    counts = column.list.len().fill_null(0).to_numpy().astype(np.int64)
+    ids = column.filter(pl.Series(counts > 0)).explode()
+    if ids.null_count() or (len(ids) and (ids.min() < 0 or ids.max() >= 2**bits)):
+        return None
+    return offsets_of(counts), ids.cast(pl.UInt64).to_numpy()
 
 
 def _is_plain(column: pl.Series) -> bool:

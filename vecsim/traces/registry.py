@@ -21,6 +21,7 @@ class Format(NamedTuple):
         corpus: whether several files are one recording, to be read together.
         times: where times come from, for people.
         waits: what requests may wait for, for people.
+        endings: of a folder, only files that end so belong to it; () = all that are not hidden.
     """
 
     looks_like: Callable[[TraceFile], bool] | None
@@ -28,20 +29,30 @@ class Format(NamedTuple):
     corpus: bool = False
     times: str = "ms"
     waits: str = "nothing"
+    endings: tuple[str, ...] = ()
 
 
 def _csv(layout: delimited.Layout, times: str) -> Format:
     return Format(delimited.looks_like(layout), delimited.reader(layout), times=times)
 
 
+_SHOWN = 60
 FORMATS = {
     "agentic_mooncake": Format(agentic.looks_like, agentic.read, waits="a graph"),
     "dynamo": Format(dynamo.looks_like, dynamo.read, corpus=True, waits="nothing, or a graph"),
-    "weka": Format(weka.looks_like, weka.read, corpus=True, times="s", waits="a graph"),
+    "weka": Format(
+        weka.looks_like,
+        weka.read,
+        corpus=True,
+        times="s",
+        waits="a graph",
+        endings=weka.ENDINGS,
+    ),
     "applied_compute_agentic": Format(
         applied_compute.looks_like, applied_compute.read, times="none", waits="turns"
     ),
     "vecsim": Format(own.looks_like, own.read, times="in the name", waits="turns, or a graph"),
+    "qwen_bailian": Format(mooncake.looks_like_bailian, mooncake.read_bailian, times="s"),
     "mooncake": Format(mooncake.looks_like, mooncake.read, waits="turns"),
     "mooncake-delta": Format(None, mooncake.read_delta, waits="turns"),
     "azure": _csv(delimited.AZURE, "ISO 8601"),
@@ -66,10 +77,20 @@ def format_of(file: TraceFile, name: str) -> str:
     """That name, or for "auto" the name of the format that the content looks like."""
     if name != "auto":
         return name
-    if not file.data.strip():
+    if file.begin == len(file.data):
         raise InputError(file.name, "an empty file", "at least one request")
     for known, form in FORMATS.items():
         if form.looks_like is not None and form.looks_like(file):
             return known
-    start = file.data[:60].split(b"\n")[0].decode(errors="replace")
-    raise InputError(f"{file.name}:1", start, f"a trace in one of the formats {', '.join(FORMATS)}")
+    raise _unknown(file)
+
+
+def _unknown(file: TraceFile) -> InputError:
+    """The error of a file that looks like no format: what it holds, and what could be done."""
+    line, text = next(file.lines())
+    found = text[:_SHOWN].decode(errors="replace").strip()
+    if file.first_object:
+        found = f"the keys {', '.join(file.first_object)}"
+    names = ", ".join(FORMATS)
+    expected = f"a trace in one of the formats {names}; or --column NAME=COLUMN (columns={{...}})"
+    return InputError(f"{file.name}:{line}", found, expected)

@@ -48,23 +48,24 @@ class Times:
     def arrivals(self, speedup: float, rebase: bool) -> np.ndarray:
         """float64 arrivals (ms): every gap divided by `speedup`, and the first moved to 0.
 
-        A missing time counts as 0 before the shift. Without `rebase` the first stays where it is.
+        A missing time counts as 0 before the shift. Without `rebase` the first stays where it is,
+        and at a speed-up of 1 so does every other, to the last bit.
         """
         if self.values.size == 0:
             return np.zeros(0)
         if self.values.dtype.kind == "i":
-            first = self.values.min() / 1e6
+            times = self.values / 1e6
             since_first = (self.values - self.values.min()) / 1e6
         else:
             times = np.nan_to_num(self.values, nan=0.0)
-            first = times.min()
-            since_first = times - first
+            since_first = times - times.min()
         scaled = scale_arrivals(since_first, speedup)
         if rebase:
             return scaled
+        first = times.min()
         if first < 0:
             raise InputError("rebase", False, f"True, as the first arrival is at {first} ms")
-        return first + scaled
+        return times if speedup == 1 else first + scaled
 
 
 def milliseconds(text: str, unit: str) -> float | None:

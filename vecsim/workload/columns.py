@@ -215,9 +215,10 @@ def number_ids(ids: np.ndarray) -> np.ndarray:
     rows = np.arange(ids.size)
     first = np.zeros(slots, np.int64)
     first[slot[::-1]] = rows[::-1]
-    first_of_each = first[slot]
-    number = np.cumsum(first_of_each == rows) - 1
-    return number[first_of_each].astype(np.uint32)
+    slot_of_each = slot[first[slot] == rows]  # in order of first appearance
+    number = np.zeros(slots, np.uint32)
+    number[slot_of_each] = np.arange(len(slot_of_each), dtype=np.uint32)
+    return number[slot]
 
 
 def _array(name: str, values: Any) -> np.ndarray:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from vecsim.errors import InputError
 from vecsim.workload.columns import (
     LENGTH,
     MAX_INT32,
+    check_ratio,
     csr_columns,
     fit_blocks,
     flatten,
@@ -196,9 +198,7 @@ class Workload:
         """
         n = len(requests)
         outputs = _request_ints(requests, "output_tokens")
-        for i, request in enumerate(requests):
-            if request.output_token_ids is not None:
-                outputs[i] = len(request.output_token_ids)
+        _plan_outputs(requests, outputs)
         planned = _planned_outputs(requests)
         blocks = _request_tokens(requests)
         if blocks is None and planned is not None:
@@ -303,7 +303,7 @@ class Workload:
         The first arrival stays where it is; delays between turns and of dependencies are divided
         too. The prefix trees are shared with the original.
         """
-        if len(self) == 0:
+        if check_ratio("arrival_speedup_ratio", ratio) == 1 or len(self) == 0:
             return self
         first = self.arrival_ms.min()
         return replace(
@@ -427,6 +427,27 @@ def _request_ints(requests: Sequence[Any], name: str) -> np.ndarray:
             expected = f"a whole number from 0 to {MAX_INT32}"
             raise InputError(f"requests[{i}].{name}", value, expected)
     return np.array([-1 if value is None else value for value in values], np.int64)
+
+
+def _plan_outputs(requests: Sequence[Any], outputs: np.ndarray) -> None:
+    """Put the number of planned tokens, where there are some, in place of `output_tokens`.
+
+    Warns:
+        UserWarning: once, when the two differ.
+    """
+    differing = []
+    for i, request in enumerate(requests):
+        if request.output_token_ids is not None:
+            if outputs[i] != len(request.output_token_ids):
+                differing.append(i)
+            outputs[i] = len(request.output_token_ids)
+    if differing:
+        first = requests[differing[0]]
+        warnings.warn(
+            f"requests[{differing[0]}].output_token_ids: {len(first.output_token_ids)} tokens are "
+            f"generated, not output_tokens, {first.output_tokens} ({len(differing)} such requests)",
+            stacklevel=2,
+        )
 
 
 def _request_tokens(requests: Sequence[Any]) -> tuple[np.ndarray, np.ndarray] | None:

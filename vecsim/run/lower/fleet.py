@@ -21,7 +21,7 @@ from vecsim.kernels.state import fleet as F
 from vecsim.kernels.state import rank as R
 from vecsim.kernels.state import request as Q
 from vecsim.kernels.state import worker as W
-from vecsim.kernels.state.codes import NONE
+from vecsim.kernels.state.codes import NONE, UNLIMITED
 from vecsim.kernels.state.fleet import Clock, Fleet, Steps, Transfers
 from vecsim.kernels.state.pools import Forest, NextUseTable, Pools
 from vecsim.kernels.state.rank import Ranks
@@ -410,7 +410,7 @@ def _transfers(
         time[F.BYTES_PER_TOKEN] = rank.kv_transfer_bytes_per_token
     state = np.zeros(F.TRANSFERS_STATE, np.int64)
     state[F.DESTINATION_MISSING] = rank.kv_transfer_timing_mode == "destination_missing"
-    state[F.TRANSFER_BLOCK] = plans[1].role.rank.block_tokens
+    state[F.TRANSFER_BLOCK] = min(plans[1].role.rank.block_tokens, int(UNLIMITED))
     return Transfers(
         state=state,
         time=time,

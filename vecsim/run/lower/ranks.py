@@ -71,7 +71,7 @@ def _set_sglang(role: Role, p: np.ndarray, f: np.ndarray) -> None:
     rank, options = role.rank, role.rank.sglang
     unlimited = int(UNLIMITED)
     p[R.NUM_BLOCKS] = min(rank.num_gpu_blocks, _MOST_BLOCKS // rank.block_tokens)
-    p[R.PAGE_SIZE] = rank.block_tokens
+    p[R.PAGE_SIZE] = min(rank.block_tokens, unlimited)
     p[R.TOKEN_BUDGET] = min(options.max_prefill_tokens, unlimited)
     p[R.CHUNKED_PREFILL_SIZE] = min(options.chunked_prefill_size // role.dp_size, unlimited)
     p[R.CLIP_MAX_NEW_TOKENS] = min(options.clip_max_new_tokens, _MOST_BLOCKS)

@@ -35,7 +35,7 @@ def output_limits(workload: Workload, rank: RankConfig) -> tuple[np.ndarray, np.
     limit = workload.output_length.astype(np.int64)
     reason = np.full(len(limit), S.NO_REASON, np.uint8)
     if rank.max_model_len is not None:
-        room = np.maximum(rank.max_model_len - prompt, 0)
+        room = np.maximum(min(rank.max_model_len, int(UNLIMITED)) - prompt, 0)
         reason[room < limit] = S.LENGTH
         limit = np.minimum(limit, room)
     if rank.backend == "trtllm":
@@ -64,12 +64,13 @@ def paths_of(
 ) -> sharing.Paths:
     """Prompts as paths through the prefix tree; empty ones where nothing can be shared."""
     n = len(workload)
-    tree = PrefixTree(np.zeros(n + 1, np.int64), np.zeros(0, np.int32), 0, rank.block_tokens)
-    if caching and workload.block_offsets is not None and rank.block_tokens <= longest:
-        tree = workload.prefix_tree(rank.block_tokens)
+    block = min(rank.block_tokens, longest + 1)  # longer ones are never full either
+    tree = PrefixTree(np.zeros(n + 1, np.int64), np.zeros(0, np.int32), 0, block)
+    if caching and workload.block_offsets is not None and block <= longest:
+        tree = workload.prefix_tree(block)
     spans = np.diff(tree.offsets)
-    prompt_blocks = workload.input_length.astype(np.int64) // rank.block_tokens
-    if tree.tokens_per_node == rank.block_tokens:
+    prompt_blocks = workload.input_length.astype(np.int64) // block
+    if tree.tokens_per_node == block:
         covered = spans
         if workload.output_offsets is None:
             covered = np.minimum(spans, prompt_blocks)
@@ -79,7 +80,7 @@ def paths_of(
         spans=np.array([in_order(tree.offsets[:-1], order), in_order(tree.offsets[1:], order)]),
         nodes=tree.nodes,
         covered=in_order(covered, order).astype(np.int32),
-        blocks_per_node=np.array([tree.tokens_per_node // rank.block_tokens], np.int64),
+        blocks_per_node=np.array([tree.tokens_per_node // block], np.int64),
         marks=np.zeros((tree.node_count, 4), np.int32),
         order=np.argsort(placed, kind="stable"),
         starts=np.concatenate([[0], np.cumsum(np.bincount(placed, minlength=ranks))]),
