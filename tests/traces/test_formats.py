@@ -29,7 +29,7 @@ from vecsim.errors import InputError
 from vecsim.traces import FORMATS, read_trace
 from vecsim.workload.workload import Workload
 
-README = (Path(__file__).parent.parent / "README.md").read_text()
+README = (Path(__file__).parents[2] / "README.md").read_text()
 
 
 def read_sample(folder: Path, name: str, data: bytes | None = None, **more) -> Workload:

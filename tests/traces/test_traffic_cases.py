@@ -18,7 +18,7 @@ from vecsim.run.replay import replay
 from vecsim.workload.dependencies import session_cap
 from vecsim.workload.workload import Workload
 
-FOLDER = Path(__file__).parent / "conformance/cases"
+FOLDER = Path(__file__).parents[1] / "conformance/cases"
 
 
 @cache

@@ -39,7 +39,8 @@ from vecsim.timing.kv_capacity import (
     estimate,
     kv_bytes_per_token,
 )
-from vecsim.timing.model import CompiledTiming, aic
+from vecsim.timing import aic
+from vecsim.timing.model import CompiledTiming
 from vecsim.timing.points import read_points
 from vecsim.timing.resolve import TimingWarning
 from vecsim.timing.roofline import Parallel, Roofline
