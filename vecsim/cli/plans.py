@@ -122,6 +122,9 @@ def capacity(
     plan: Annotated[Path, typer.Argument(help="The question as YAML or JSON.")],
     output: _Output = None,
     overwrite: _Overwrite = False,
+    exhaustive: Annotated[
+        bool, typer.Option("--exhaustive", help="Replay all that could be better, however many.")
+    ] = False,
     threads: _Threads = None,
     format_: _Format = TableFormat.table,
 ) -> None:
@@ -135,6 +138,8 @@ def capacity(
 
     _check_free(output, overwrite)
     arguments = read_plan(plan, CAPACITY_KEYS)
+    if exhaustive:
+        arguments["exhaustive"] = True
     _announce_compilation()
     found = find_capacity(**arguments, threads=threads, progress=_probe_line(arguments))
     if output is not None:
@@ -234,7 +239,8 @@ def _print_sweep(frame: SweepFrame, axes: list[str], form: TableFormat) -> None:
 
 def _print_capacity(found: Capacity) -> None:
     print(found)
-    columns = [name for name in (*found.axes, *_SHOWN) if name in found.points.columns]
+    names = (*found.axes, *_SHOWN[:2], "load_state", *_SHOWN[2:])
+    columns = [name for name in names if name in found.points.columns]
     kept = [name for name in columns if found.points[name].null_count() < found.points.height]
     _print(_table(found.points.select(kept)))
 

@@ -20,10 +20,11 @@ CAPACITY_KEYS = (
     *_COMMON,
     "fleet",
     "load",
-    "size",
     "gpu_budget",
     "tolerance",
     "saturation",
+    "replays",
+    "exhaustive",
 )
 _TRACE_KEYS = ("path", "format", "time_unit", "block_size", "limit", "arrival_speedup_ratio")
 _DEFAULT_SPEC = {

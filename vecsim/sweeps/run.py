@@ -25,7 +25,7 @@ from vecsim.sweeps.axes import Point, points_of
 from vecsim.sweeps.evaluate import Evaluator, Setup, prepare
 from vecsim.sweeps.frame import SweepFrame, pool_prices, sweep_frame
 from vecsim.sweeps.memory import freed_memory_kept
-from vecsim.sweeps.verdict import read_slo
+from vecsim.sweeps.verdict import check_slo_metrics, read_slo
 from vecsim.timing.model import CompiledTiming, PassTiming, check_timing
 from vecsim.timing.table import TimingTable
 from vecsim.workload.workload import Workload
@@ -112,7 +112,9 @@ def sweep(
         raise InputError("executor", executor, f"one of {', '.join(EXECUTORS)}")
     if gpu_hour_price is not None:
         pool_prices(gpu_hour_price)
-    setup = prepare(base, workload, points, timings, read_slo(slo))
+    bounds = read_slo(slo)
+    setup = prepare(base, workload, points, timings, bounds)
+    check_slo_metrics(bounds, setup.tree, points)
     store = _Store(setup, points, gpu_hour_price, output, resume, overwrite)
     todo = store.todo()
     with _shown(progress, len(points)) as report:
