@@ -17,7 +17,7 @@ from vecsim.config.validate import check_supported, validate
 from vecsim.errors import InputError, SimulationError
 from vecsim.kernels.state import layout
 from vecsim.results.result import Result
-from vecsim.results.window import Measured, check_windows, measured_of
+from vecsim.results.window import Measured, check_windows, measured_of, with_use
 from vecsim.run.execute import Progress, RunOptions, simulate
 from vecsim.run.lower import lower
 from vecsim.run.outcome import Outcome
@@ -250,7 +250,8 @@ def _run(
     if tokenization and not (tokenization.base_ms or tokenization.per_input_token_ms):
         tokenization = None
     horizon = np.inf if spec.max_sim_time_ms is None else spec.max_sim_time_ms
-    options = RunOptions(max_in_flight, False, tokenization, horizon, threads, progress, timeline)
+    logged = timeline or any(windows)  # a window counts what pools did in it
+    options = RunOptions(max_in_flight, False, tokenization, horizon, threads, progress, logged)
     replay_pools = _run_aggregated if roles[0].stage == "aggregated" else _run_disaggregated
     bounds: tuple[BoundTiming | None, ...] = ()
 
@@ -272,6 +273,11 @@ def _run(
         # Gaps count for completed requests only, and who completes is known only now.
         options = dataclasses.replace(options, progress=None)
         outcome = run(counted)
+    if measured is not None:
+        measured = with_use(measured, outcome)
+    if logged and not timeline:
+        pools = tuple(dataclasses.replace(pool, segments=None) for pool in outcome.pools)
+        outcome = dataclasses.replace(outcome, pools=pools)
     outside = _outside(bounds)
     if outside is not None and any(outside):
         message = "passes outside the timing table are extrapolated; outside_table_* counts them"
