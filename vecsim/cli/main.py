@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 import threading
 import time
@@ -26,7 +27,12 @@ if TYPE_CHECKING:
     from vecsim.results.result import Result
     from vecsim.workload.workload import Workload
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, no_args_is_help=True)
+app = typer.Typer(
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 app.add_typer(trace_app, name="trace")
 app.add_typer(timing_app, name="timing")
 
@@ -53,6 +59,7 @@ class RequestsFormat(StrEnum):
 def main() -> None:
     """Run the command line on `sys.argv` and exit."""
     warnings.showwarning = _show_warning
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
     command = typer.main.get_command(app)
     try:
         code = command.main(prog_name="vecsim", standalone_mode=False) or 0

@@ -73,7 +73,7 @@ def sweep(
     ] = False,
     overwrite: _Overwrite = False,
     html: Annotated[
-        Path | None, typer.Option(help="Write an HTML report here (needs vecsim[plot]).")
+        Path | None, typer.Option(help="Write an HTML report here (needs vecsim\\[plot]).")
     ] = None,
     executor: Annotated[Executor, typer.Option(help="Where points run.")] = Executor.threads,
     threads: _Threads = None,
@@ -83,13 +83,17 @@ def sweep(
 
     Exit code 1 when some point did not run; its row says why. Ctrl-C keeps finished rows.
     """
+    from vecsim.files import check_writable
     from vecsim.sweeps.plan_files import SWEEP_KEYS, read_plan
-    from vecsim.sweeps.run import SweepInterrupted
+    from vecsim.sweeps.run import SweepInterrupted, SweepNotWritten
     from vecsim.sweeps.run import sweep as run_sweep
 
     _check_free(html, overwrite)
     arguments = read_plan(plan, SWEEP_KEYS)
+    if html is not None:
+        check_writable(html)
     _announce_compilation()
+    not_written = None
     try:
         frame = run_sweep(
             **arguments,
@@ -104,12 +108,16 @@ def sweep(
         kept = f", kept in {output}" if output is not None else ""
         print(f"vecsim: {stopped.frame.height} points finished{kept}", file=sys.stderr)
         raise
+    except SweepNotWritten as error:
+        frame, not_written = error.frame, error
+    axes = arguments["axes"]
+    _print_sweep(frame, list(axes) if isinstance(axes, dict) else frame.axes, format_)
+    if not_written is not None:
+        raise not_written
     if html is not None:
         from vecsim.plots.html_report import write_report
 
         write_report(frame, html, overwrite)
-    axes = arguments["axes"]
-    _print_sweep(frame, list(axes) if isinstance(axes, dict) else frame.axes, format_)
     missed = frame.filter(frame["status"].cast(str) != "ok")
     if missed.height:
         first = missed["reason"][0]
@@ -132,7 +140,7 @@ def capacity(
 
     Exit code 1 when no candidate is feasible.
     """
-    from vecsim.files import json_text, replace_file
+    from vecsim.files import check_writable, json_text, replace_file
     from vecsim.sweeps.capacity import capacity as find_capacity
     from vecsim.sweeps.plan_files import CAPACITY_KEYS, read_plan
 
@@ -141,13 +149,16 @@ def capacity(
     if exhaustive:
         arguments["exhaustive"] = True
     _announce_compilation()
-    found = find_capacity(**arguments, threads=threads, progress=_probe_line(arguments))
     if output is not None:
-        replace_file(output, found.points.write_parquet)
+        check_writable(output)
+    found = find_capacity(**arguments, threads=threads, progress=_probe_line(arguments))
     if format_ is TableFormat.json:
         print(json_text(found.to_dict()), end="")
     else:
         _print_capacity(found)
+    sys.stdout.flush()
+    if output is not None:
+        replace_file(output, found.points.write_parquet)
     if not found.feasible:
         raise typer.Exit(_INFEASIBLE)
 
@@ -179,7 +190,7 @@ def report(
     output: Annotated[Path, typer.Option("--output", "-o", help="HTML file to write.")],
     overwrite: _Overwrite = False,
 ) -> None:
-    """Write one self-contained HTML file (needs vecsim[plot])."""
+    """Write one self-contained HTML file (needs vecsim\\[plot])."""
     from vecsim.plots.html_report import write_report
 
     print(write_report(source, output, overwrite))
@@ -191,7 +202,7 @@ def report(
 def _check_free(path: Path | None, overwrite: bool) -> None:
     """Refuse an occupied file before the run, not after it."""
     if path is not None and path.exists() and not overwrite:
-        raise InputError("output", str(path), "a name that is not in use, unless told to overwrite")
+        raise InputError("output", str(path), "a name that is not in use, or --overwrite")
 
 
 def _announce_compilation() -> None:
