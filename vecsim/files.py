@@ -125,7 +125,7 @@ def check_target(folder: Path, names: tuple[str, ...], overwrite: bool) -> None:
     taken = sorted(name for name in names if (folder / name).exists())
     if taken and not overwrite:
         raise InputError(
-            "output folder", str(folder / taken[0]), "no earlier result, unless told to overwrite"
+            "output folder", str(folder / taken[0]), "no earlier result, or --overwrite"
         )
 
 

@@ -98,3 +98,35 @@ def test_a_sweep_that_is_ended_keeps_its_points(tmp_path, how):
     replace_file(tmp_path / "rows.parquet", lambda path: path.write_bytes(out.read_bytes()))
     assert not left.exists()
     assert not list(Path(tmp_path).glob(".*.tmp"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("replay", sample_path(), "--set", "engin.rank.max_num_seqs=4"), "engine"),
+        (("replay", sample_path().parent / "sweep.yaml"), "vecsim sweep"),
+        (("replay", sample_path().parent / "capacity.yaml"), "vecsim capacity"),
+        (("sweep", sample_path().parent / "sweep.yaml", "--output", "r.csv"), ".parquet"),
+        (("capacity", sample_path().parent / "load.yaml", "--output", "r.csv"), ".parquet"),
+    ],
+)
+def test_mistakes_that_once_went_unnoticed(arguments, says):
+    code, text, err = run(*arguments)
+    assert code == 2
+    assert text == ""
+    assert len(err.splitlines()) == 1
+    assert says in err
+
+
+def test_plans_without_requests_and_sweeps_without_points(tmp_path):
+    path = tmp_path / "p.yaml"
+    path.write_text("axes: {workers: [1]}\n")
+    assert "trace" in run("sweep", path)[2]
+    tree = yaml.safe_load(plan(tmp_path, 2).read_text())
+    path.write_text(yaml.safe_dump({**tree, "constraints": ["workers > 2"]}))
+    code, _, err = run("sweep", path)
+    assert code == 2
+    assert "at least one point" in err
+    assert run("-h")[0] == 0
+    assert "vecsim[plot]" in run("sweep", "-h")[1]
+    assert "vecsim[plot]" in run("report", "-h")[1]

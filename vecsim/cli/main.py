@@ -328,6 +328,11 @@ def _read_source(
 
     if not is_trace(source):
         tree = read_spec(source)
+        for key, command in (("axes", "sweep"), ("fleet", "capacity"), ("load", "capacity")):
+            if key in tree:
+                raise InputError(
+                    f"{source.name}, {key}", key, f"a spec; vecsim {command} reads plans"
+                )
         _set_traffic(tree, trace, max_in_flight)
         return tree, None, {"spec_path": str(source)}
     from vecsim.traces import read_trace
@@ -401,7 +406,7 @@ def _set_pools(
 def _apply(tree: dict[str, Any], settings: dict[str, Any], assignments: list[str]) -> None:
     """Set the fields of the given options, then those of --set, in order."""
     from vecsim.config.documents import parse_yaml
-    from vecsim.config.load import set_path
+    from vecsim.config.load import check_path, set_path
 
     spec = tree.get("spec", tree)
     topology = spec.get("topology") if isinstance(spec, dict) else None
@@ -419,6 +424,7 @@ def _apply(tree: dict[str, Any], settings: dict[str, Any], assignments: list[str
         path, equals, text = assignment.partition("=")
         if not equals or not path:
             raise InputError("--set", assignment, "PATH=VALUE")
+        check_path("--set", path)
         set_path(tree, path, parse_yaml(text, f"--set {path}"))
 
 

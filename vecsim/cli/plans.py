@@ -88,6 +88,7 @@ def sweep(
     from vecsim.sweeps.run import SweepInterrupted, SweepNotWritten
     from vecsim.sweeps.run import sweep as run_sweep
 
+    _check_parquet(output)
     _check_free(html, overwrite)
     arguments = read_plan(plan, SWEEP_KEYS)
     if html is not None:
@@ -111,6 +112,8 @@ def sweep(
     except SweepNotWritten as error:
         frame, not_written = error.frame, error
     axes = arguments["axes"]
+    if frame.is_empty():
+        raise InputError("axes", axes, "at least one point that meets the constraints")
     _print_sweep(frame, list(axes) if isinstance(axes, dict) else frame.axes, format_)
     if not_written is not None:
         raise not_written
@@ -144,6 +147,7 @@ def capacity(
     from vecsim.sweeps.capacity import capacity as find_capacity
     from vecsim.sweeps.plan_files import CAPACITY_KEYS, read_plan
 
+    _check_parquet(output)
     _check_free(output, overwrite)
     arguments = read_plan(plan, CAPACITY_KEYS)
     if exhaustive:
@@ -197,6 +201,12 @@ def report(
 
 
 # --- printing -------------------------------------------------------------------------------------
+
+
+def _check_parquet(path: Path | None) -> None:
+    """Refuse a name that promises another format than Parquet."""
+    if path is not None and path.suffix.lower() in (".csv", ".json", ".jsonl", ".html", ".xlsx"):
+        raise InputError("--output", str(path), "a name that ends in .parquet: it holds Parquet")
 
 
 def _check_free(path: Path | None, overwrite: bool) -> None:

@@ -72,7 +72,7 @@ def write_report(
     """
     path = Path(path)
     if path.exists() and not overwrite:
-        raise InputError("report", str(path), "a name that is not in use, unless told to overwrite")
+        raise InputError("report", str(path), "a name that is not in use, or --overwrite")
     page = _page(source)
     replace_file(path, lambda file: file.write_text(page, encoding="utf-8"))
     return path

@@ -247,7 +247,9 @@ class _Store:
             if resume:
                 self.rows = self._earlier_rows()
             elif not overwrite:
-                expected = "no earlier result, unless told to overwrite it or to resume"
+                expected = (
+                    "no earlier result, or --overwrite (overwrite=True) or --resume (resume=True)"
+                )
                 raise InputError("output", str(self._path), expected)
         check_writable(self._path)
 
