@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from vecsim.run.kv_events import stored_hashes
     from vecsim.run.replay import replay
     from vecsim.sweeps.capacity import Capacity, capacity
-    from vecsim.sweeps.frame import SweepFrame, pareto_front
+    from vecsim.sweeps.frame import SweepFrame
+    from vecsim.sweeps.pareto import pareto_front
     from vecsim.sweeps.run import SweepInterrupted, sweep
     from vecsim.synthetic.generate import synthesize
     from vecsim.timing.calibrate import Calibration, calibrate
@@ -43,7 +44,7 @@ _HOMES = {
     "calibrate": "vecsim.timing.calibrate",
     "capacity": "vecsim.sweeps.capacity",
     "compare": "vecsim.results.compare",
-    "pareto_front": "vecsim.sweeps.frame",
+    "pareto_front": "vecsim.sweeps.pareto",
     "read_trace": "vecsim.traces",
     "replay": "vecsim.run.replay",
     "stored_hashes": "vecsim.run.kv_events",
@@ -83,6 +84,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("vecsim")
     if name not in _HOMES:
         raise AttributeError(f"module 'vecsim' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOMES[name]), name)

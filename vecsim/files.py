@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import glob
 import json
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from vecsim.errors import InputError
+from vecsim.errors import InputError, VecsimError
 
 
 def replace_files(
@@ -33,10 +35,13 @@ def replace_files(
     check_target(folder, owned, overwrite)
     created = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
+    for name in writers:
+        _remove_left_over(folder / name)
     temporary = {name: folder / f".{name}.{os.getpid()}.tmp" for name in writers}
     try:
         for name, path in temporary.items():
-            writers[name](path)
+            with _one_line(folder / name):
+                writers[name](path)
         for name, path in temporary.items():
             path.replace(folder / name)
     except BaseException:
@@ -53,13 +58,58 @@ def replace_files(
 
 def replace_file(path: Path, write: Callable[[Path], object]) -> None:
     """Write one file under a temporary name beside `path`, then rename it; makes its folder."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.parent / f".{path.name}.{os.getpid()}.tmp"
+    with _one_line(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _remove_left_over(path)
+        try:
+            write(temporary)
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def check_writable(path: Path) -> None:
+    """Try to make a file beside `path`, before a run rather than after it.
+
+    Raises:
+        VecsimError: its folder cannot be made or written to.
+    """
+    replace_file(path.parent / f".{path.name}.try", lambda file: file.write_bytes(b""))
+    (path.parent / f".{path.name}.try").unlink()
+
+
+@contextlib.contextmanager
+def _one_line(path: Path) -> Iterator[None]:
+    """Turn what the system, Polars or its panics say of a failed write into one line."""
     try:
-        write(temporary)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+        yield
+    except (VecsimError, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        written_by_polars = type(error).__module__.startswith(("polars", "pyo3"))
+        if not written_by_polars and not isinstance(error, OSError):
+            raise
+        reason = getattr(error, "strerror", None) or " ".join(str(error).split())[:200]
+        raise VecsimError(f"{path}: cannot be written: {reason}") from None
+
+
+def _remove_left_over(path: Path) -> None:
+    """Remove temporary files of `path` whose processes are gone."""
+    for left in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
+        pid = left.name.split(".")[-2]
+        if pid.isdigit() and not _runs(int(pid)):
+            left.unlink(missing_ok=True)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):  # of somebody else; no such number
+        return True
+    return True
 
 
 def check_target(folder: Path, names: tuple[str, ...], overwrite: bool) -> None:
@@ -75,7 +125,7 @@ def check_target(folder: Path, names: tuple[str, ...], overwrite: bool) -> None:
     taken = sorted(name for name in names if (folder / name).exists())
     if taken and not overwrite:
         raise InputError(
-            "output folder", str(folder / taken[0]), "no earlier result, unless told to overwrite"
+            "output folder", str(folder / taken[0]), "no earlier result, or --overwrite"
         )
 
 

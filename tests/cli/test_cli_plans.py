@@ -124,7 +124,8 @@ def test_no_feasible_point_is_an_exit_code(run, tmp_path):  # noqa: F811
 )
 def test_a_malformed_plan_is_one_line(run, tmp_path, change, where):  # noqa: F811
     path = tmp_path / "plan.yaml"
-    path.write_text(yaml.safe_dump({"axes": {"workers": [1]}, **change}))
+    plan = {"axes": {"workers": [1]}, "trace": str(DATA / "sample.jsonl"), **change}
+    path.write_text(yaml.safe_dump(plan))
     code, _, err = run("sweep", path)
     assert code == 2
     assert where in err

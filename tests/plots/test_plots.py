@@ -16,7 +16,8 @@ from vecsim.plots.charts import ResultPlots, SweepPlots, save, to_svg
 from vecsim.plots.html_report import write_report
 from vecsim.plots.labels import title
 from vecsim.run.replay import replay
-from vecsim.sweeps.frame import SweepFrame, pareto_front
+from vecsim.sweeps.frame import SweepFrame
+from vecsim.sweeps.pareto import pareto_front
 from vecsim.sweeps.run import sweep
 
 REQUESTS = [r(7 * i, 20 + i % 9, 3 + i % 4) for i in range(50)]
@@ -202,3 +203,26 @@ def test_labels_from_outside_are_escaped(tmp_path):
 
 def test_result_plots_of_rows_alone(result):
     assert set(ResultPlots(result.requests, None).all()) == {"latency_cdf", "latency_over_time"}
+
+
+def test_names_with_markup_leave_the_page_whole(tmp_path):
+    axes = {"<!--<script>": {"</script>": {"workers": 1}, "b": {"workers": 2}}}
+    rows = sweep(spec(*REQUESTS, rank=cache(100, 16)), axes)
+    text = write_report(rows, tmp_path / "r.html").read_text()
+    page = Page(text)
+    assert page.specs["lines"]
+    assert text.rstrip().endswith("</html>")
+    for block in re.findall(r"<script[^>]*>(.*?)</script>", text, re.S):
+        assert "<" not in block
+        assert json.loads(block)
+
+
+def test_a_heat_map_has_a_picture_for_each_value_of_further_axes():
+    axes = {"workers": [1, 2], "engine.rank.max_num_seqs": [2, 8], "arrival_speedup": [1, 2, 4]}
+    rows = sweep(spec(*REQUESTS, rank=cache(100, 16)), axes)
+    data = rows.plot.slo_heatmap_data()
+    assert data["others"].unique().sort().to_list() == [f"arrival_speedup={x}" for x in (1, 2, 4)]
+    assert data.group_by("workers", "engine.rank.max_num_seqs", "others").len()["len"].max() == 1
+    chart = rows.plot.slo_heatmap().to_dict()
+    assert chart["facet"]["field"] == "others"
+    assert "<svg" in to_svg(rows.plot.slo_heatmap())

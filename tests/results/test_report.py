@@ -1,8 +1,12 @@
 """Metric definitions: against the reference's reports, and by hand where it has no case."""
 
+import dataclasses
+
 import numpy as np
+import polars as pl
 import pytest
 
+import vecsim
 from tests.support.outcomes import (
     cases,
     gap_values,
@@ -13,6 +17,8 @@ from tests.support.outcomes import (
     result_of,
     rows_of_case,
 )
+from vecsim.data import sample_path
+from vecsim.errors import InputError
 from vecsim.kernels.state import status as S
 from vecsim.results import metrics as metrics
 
@@ -338,3 +344,52 @@ def test_queue_time_covers_completed_requests():
     report = result_of(rows).report
     assert report["max_queue_time_ms"] == 14.0
     assert report["mean_queue_time_ms"] == pytest.approx((0.0 + 5.0 + 14.0) / 3)
+
+
+def test_pools_are_measured_over_the_window():
+    """Sums of a pool over warm-up to cool-down are those that the timeline has there."""
+    workload = vecsim.read_trace(sample_path())
+    tree = {
+        "topology": {"kind": "aggregated", "workers": {"initial_workers": 4}},
+        "engine": {"rank": {"num_gpu_blocks": 1500, "block_size": 64}},
+        "requests": [],
+    }
+    whole = vecsim.replay(tree, workload=workload, timeline=True)
+    last = whole.requests["arrival_time_ms"].max()
+    first = whole.requests["arrival_time_ms"].min()
+    for warmup, cooldown in ((300_000.0, 0.0), (100_000.0, 50_000.0), (0.0, 200_000.0)):
+        part = vecsim.replay(tree, workload=workload, warmup_ms=warmup, cooldown_ms=cooldown)
+        assert not part.outcome.has_segments
+        start = first + warmup
+        end = last - cooldown if cooldown else whole.outcome.end_ms
+        report = part.report
+        assert report["decode_worker_seconds"] == pytest.approx(4 * (end - start) / 1000.0)
+        assert report["gpu_hours"] == pytest.approx(4 * (end - start) / 3.6e6)
+        fine = whole.timeline(bucket_ms=1.0).filter(
+            (pl.col("start_ms") >= start) & (pl.col("end_ms") <= end)
+        )
+        assert report["decode_pool_busy_ratio"] == pytest.approx(
+            fine["busy_ratio"].mean(), rel=1e-3
+        )
+        assert report["decode_pool_mean_kv_usage"] == pytest.approx(
+            fine["kv_usage"].mean(), rel=1e-3
+        )
+    with pytest.raises(InputError, match="warmup_ms: got"):
+        vecsim.replay(tree, workload=workload, warmup_ms=1e9)
+
+
+def test_equal_gaps_have_no_deviation():
+    workload = vecsim.Workload.from_columns(np.arange(30) * 17.3, np.full(30, 50), np.full(30, 80))
+    rank = {"timing_model": {"type": "fixed", "prefill_ms": 0.0, "decode_ms": 7.0}}
+    tree = {
+        "topology": {"kind": "aggregated", "workers": {"initial_workers": 2}},
+        "engine": {"rank": rank},
+        "requests": [],
+    }
+    report = vecsim.replay(tree, workload=workload).report
+    spread = report["max_output_token_throughput_per_user"]
+    spread -= report["min_output_token_throughput_per_user"]
+    assert report["std_output_token_throughput_per_user"] <= spread / 2
+    equal = gaps_of([7.0] * 1000)
+    equal = dataclasses.replace(equal, m2=1e-9, rate_m2=1e-9)
+    assert metrics.gap_statistics(equal)["std"] == metrics.rate_statistics(equal)["std"] == 0.0

@@ -4,6 +4,7 @@ import numpy as np
 import polars as pl
 import pytest
 
+import vecsim
 from tests.fuzz import specs
 from tests.support.specs import cache, r, spec
 from vecsim.errors import InputError
@@ -28,10 +29,10 @@ def test_by_hand():
     assert frame["running"].to_list() == [2, 2, 2, 2, 2, 1, 1]
     assert frame["waiting"].to_list() == pytest.approx([0.6, 1, 1, 1, 1, 0, 0])
     assert frame["prefill_tokens"].to_list() == [20, 20, 0, 0, 0, 20, 20]
-    assert frame["output_tokens"].to_list() == [1, 1, 2, 2, 2, 0.5, 0.5]
+    assert frame["output_tokens"].to_list() == [1, 1, 2, 2, 2, 0, 1]
     assert frame["kv_blocks_used"].to_list() == [4, 4, 6, 6, 6, 4, 4]
     assert frame["kv_usage"].to_list() == pytest.approx([0.04, 0.04, 0.06, 0.06, 0.06, 0.04, 0.04])
-    assert frame["passes"].to_list() == [0.5, 0.5, 1, 1, 1, 0.5, 0.5]
+    assert frame["passes"].to_list() == [0, 1, 1, 1, 1, 0, 1]
     assert frame["busy_ratio"].to_list() == [1] * 7
     assert frame["arrivals"].to_list() == [3, 0, 0, 0, 0, 0, 0]
     assert frame["completions"].to_list() == [0, 0, 0, 0, 0, 2, 1]
@@ -104,3 +105,28 @@ def test_nothing_arrived():
     result = replay(spec(r(50, 5, 1), max_sim_time_ms=10.0), timeline=True)
     assert result.timeline()["output_tokens"].sum() == 0
     assert result.outcome.pools[0].segments.shape == (W.SEGMENT_FIELDS, 0)
+
+
+def test_sums_are_whole_and_count_requests_that_failed_or_were_cut_too():
+    rank = {"num_gpu_blocks": 40, "block_size": 16, "max_num_seqs": 16}
+    workload = vecsim.Workload.from_columns(
+        np.arange(60) * 3.0, np.resize([300, 900, 40], 60), np.resize([500, 20, 60], 60)
+    )
+    for limit in (None, 400.0):
+        tree = {
+            "topology": {"kind": "aggregated", "workers": {"initial_workers": 2}},
+            "engine": {"rank": rank},
+            "requests": [],
+            "max_sim_time_ms": limit,
+        }
+        result = vecsim.replay(tree, workload=workload, timeline=True)
+        report = result.report
+        assert report["completed_requests"] < 60
+        for bucket_ms in (None, 7.3):
+            sums = result.timeline(bucket_ms, by="worker")
+            assert sums["output_tokens"].dtype == pl.Int64
+            assert sums["output_tokens"].sum() == result.requests["output_length"].sum()
+            assert sums["output_tokens"].sum() > report["total_output_tokens"]
+            assert sums["prefill_tokens"].sum() == report["committed_prefill_tokens"]
+            assert sums["passes"].sum() == report["decode_pool_passes"]
+            assert sums["preemptions"].sum() == report["preemptions"]

@@ -178,3 +178,25 @@ def test_expression_errors_name_what_is_known():
         parse_expression("e", "1 / x").evaluate({"x": 0})
     with pytest.raises(InputError, match=r"a\.x or b\.x"):
         parse_expression("e", "x").evaluate({"a.x": 1, "b.x": 2})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "workers + " + "9" * 5000 + " > 1",
+        "workers < " + " * ".join(["9999999999"] * 150),
+        " + ".join(["workers"] * 990) + " > 3",
+        "'%999999999d' % 1 == ''",
+        "'a' * 9999999999 == ''",
+        "(" * 500 + "workers" + ")" * 500 + " > 1",
+        "-" * 1500 + "workers > 1",
+        "workers",
+        "workers * 2",
+        "'yes'",
+    ],
+)
+def test_a_constraint_that_is_too_much_or_no_condition_is_one_line(text):
+    with pytest.raises(InputError) as refused:
+        points_of({"workers": [1, 2]}, constraints=[text])
+    assert len(str(refused.value).splitlines()) == 1
+    assert len(str(refused.value)) < 500

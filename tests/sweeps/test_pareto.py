@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vecsim.errors import InputError
-from vecsim.sweeps.frame import pareto_front, undominated
+from vecsim.sweeps.pareto import pareto_front, undominated
 
 
 def brute(values):
@@ -39,3 +39,10 @@ def test_malformed_objectives(objectives):
     frame = pl.DataFrame({"name": ["a"], "rate": [1]})
     with pytest.raises(InputError, match="objectives"):
         pareto_front(frame, objectives)
+
+
+def test_rows_with_nan_take_no_part_and_whole_numbers_are_compared_exactly():
+    frame = pl.DataFrame({"x": [1.0, 2.0, float("nan")], "n": [2**53 + 1, 2**53, 2**53 + 1]})
+    assert pareto_front(frame, {"x": "min"})["x"].to_list() == [1.0]
+    assert pareto_front(frame, {"n": "min"})["n"].to_list() == [2**53]
+    assert pareto_front(frame, {"n": "max", "x": "min"})["x"].to_list() == [1.0]

@@ -424,3 +424,11 @@ def test_each_pool_may_have_a_price_of_its_own():
     assert row["cost"] == pytest.approx(2 * 1.0 + 8 * 2.0)
     assert row["cost_per_million_tokens"] == pytest.approx(9.0)
     assert row["cost_per_million_output_tokens"] is None
+
+
+def test_goodput_without_bounds_is_refused_before_the_first_run(workload):
+    slo = {"goodput_ratio": ">= 0.9"}
+    with pytest.raises(InputError, match=r"slo\.goodput_ratio"):
+        sweep(BASE, {"workers": [1, 2]}, workload=workload, slo=slo)
+    rows = sweep(BASE, {"sla.ttft_ms": [1e6]}, workload=workload, slo=slo)
+    assert rows["status"].to_list() == ["ok"]

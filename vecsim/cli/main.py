@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 import threading
 import time
@@ -26,7 +27,12 @@ if TYPE_CHECKING:
     from vecsim.results.result import Result
     from vecsim.workload.workload import Workload
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, no_args_is_help=True)
+app = typer.Typer(
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 app.add_typer(trace_app, name="trace")
 app.add_typer(timing_app, name="timing")
 
@@ -53,6 +59,7 @@ class RequestsFormat(StrEnum):
 def main() -> None:
     """Run the command line on `sys.argv` and exit."""
     warnings.showwarning = _show_warning
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
     command = typer.main.get_command(app)
     try:
         code = command.main(prog_name="vecsim", standalone_mode=False) or 0
@@ -321,6 +328,11 @@ def _read_source(
 
     if not is_trace(source):
         tree = read_spec(source)
+        for key, command in (("axes", "sweep"), ("fleet", "capacity"), ("load", "capacity")):
+            if key in tree:
+                raise InputError(
+                    f"{source.name}, {key}", key, f"a spec; vecsim {command} reads plans"
+                )
         _set_traffic(tree, trace, max_in_flight)
         return tree, None, {"spec_path": str(source)}
     from vecsim.traces import read_trace
@@ -394,7 +406,7 @@ def _set_pools(
 def _apply(tree: dict[str, Any], settings: dict[str, Any], assignments: list[str]) -> None:
     """Set the fields of the given options, then those of --set, in order."""
     from vecsim.config.documents import parse_yaml
-    from vecsim.config.load import set_path
+    from vecsim.config.load import check_path, set_path
 
     spec = tree.get("spec", tree)
     topology = spec.get("topology") if isinstance(spec, dict) else None
@@ -412,6 +424,7 @@ def _apply(tree: dict[str, Any], settings: dict[str, Any], assignments: list[str
         path, equals, text = assignment.partition("=")
         if not equals or not path:
             raise InputError("--set", assignment, "PATH=VALUE")
+        check_path("--set", path)
         set_path(tree, path, parse_yaml(text, f"--set {path}"))
 
 

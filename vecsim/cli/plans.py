@@ -73,7 +73,7 @@ def sweep(
     ] = False,
     overwrite: _Overwrite = False,
     html: Annotated[
-        Path | None, typer.Option(help="Write an HTML report here (needs vecsim[plot]).")
+        Path | None, typer.Option(help="Write an HTML report here (needs vecsim\\[plot]).")
     ] = None,
     executor: Annotated[Executor, typer.Option(help="Where points run.")] = Executor.threads,
     threads: _Threads = None,
@@ -83,13 +83,18 @@ def sweep(
 
     Exit code 1 when some point did not run; its row says why. Ctrl-C keeps finished rows.
     """
+    from vecsim.files import check_writable
     from vecsim.sweeps.plan_files import SWEEP_KEYS, read_plan
-    from vecsim.sweeps.run import SweepInterrupted
+    from vecsim.sweeps.run import SweepInterrupted, SweepNotWritten
     from vecsim.sweeps.run import sweep as run_sweep
 
+    _check_parquet(output)
     _check_free(html, overwrite)
     arguments = read_plan(plan, SWEEP_KEYS)
+    if html is not None:
+        check_writable(html)
     _announce_compilation()
+    not_written = None
     try:
         frame = run_sweep(
             **arguments,
@@ -104,12 +109,18 @@ def sweep(
         kept = f", kept in {output}" if output is not None else ""
         print(f"vecsim: {stopped.frame.height} points finished{kept}", file=sys.stderr)
         raise
+    except SweepNotWritten as error:
+        frame, not_written = error.frame, error
+    axes = arguments["axes"]
+    if frame.is_empty():
+        raise InputError("axes", axes, "at least one point that meets the constraints")
+    _print_sweep(frame, list(axes) if isinstance(axes, dict) else frame.axes, format_)
+    if not_written is not None:
+        raise not_written
     if html is not None:
         from vecsim.plots.html_report import write_report
 
         write_report(frame, html, overwrite)
-    axes = arguments["axes"]
-    _print_sweep(frame, list(axes) if isinstance(axes, dict) else frame.axes, format_)
     missed = frame.filter(frame["status"].cast(str) != "ok")
     if missed.height:
         first = missed["reason"][0]
@@ -122,6 +133,9 @@ def capacity(
     plan: Annotated[Path, typer.Argument(help="The question as YAML or JSON.")],
     output: _Output = None,
     overwrite: _Overwrite = False,
+    exhaustive: Annotated[
+        bool, typer.Option("--exhaustive", help="Replay all that could be better, however many.")
+    ] = False,
     threads: _Threads = None,
     format_: _Format = TableFormat.table,
 ) -> None:
@@ -129,20 +143,26 @@ def capacity(
 
     Exit code 1 when no candidate is feasible.
     """
-    from vecsim.files import json_text, replace_file
+    from vecsim.files import check_writable, json_text, replace_file
     from vecsim.sweeps.capacity import capacity as find_capacity
     from vecsim.sweeps.plan_files import CAPACITY_KEYS, read_plan
 
+    _check_parquet(output)
     _check_free(output, overwrite)
     arguments = read_plan(plan, CAPACITY_KEYS)
+    if exhaustive:
+        arguments["exhaustive"] = True
     _announce_compilation()
-    found = find_capacity(**arguments, threads=threads, progress=_probe_line(arguments))
     if output is not None:
-        replace_file(output, found.points.write_parquet)
+        check_writable(output)
+    found = find_capacity(**arguments, threads=threads, progress=_probe_line(arguments))
     if format_ is TableFormat.json:
         print(json_text(found.to_dict()), end="")
     else:
         _print_capacity(found)
+    sys.stdout.flush()
+    if output is not None:
+        replace_file(output, found.points.write_parquet)
     if not found.feasible:
         raise typer.Exit(_INFEASIBLE)
 
@@ -174,7 +194,7 @@ def report(
     output: Annotated[Path, typer.Option("--output", "-o", help="HTML file to write.")],
     overwrite: _Overwrite = False,
 ) -> None:
-    """Write one self-contained HTML file (needs vecsim[plot])."""
+    """Write one self-contained HTML file (needs vecsim\\[plot])."""
     from vecsim.plots.html_report import write_report
 
     print(write_report(source, output, overwrite))
@@ -183,10 +203,16 @@ def report(
 # --- printing -------------------------------------------------------------------------------------
 
 
+def _check_parquet(path: Path | None) -> None:
+    """Refuse a name that promises another format than Parquet."""
+    if path is not None and path.suffix.lower() in (".csv", ".json", ".jsonl", ".html", ".xlsx"):
+        raise InputError("--output", str(path), "a name that ends in .parquet: it holds Parquet")
+
+
 def _check_free(path: Path | None, overwrite: bool) -> None:
     """Refuse an occupied file before the run, not after it."""
     if path is not None and path.exists() and not overwrite:
-        raise InputError("output", str(path), "a name that is not in use, unless told to overwrite")
+        raise InputError("output", str(path), "a name that is not in use, or --overwrite")
 
 
 def _announce_compilation() -> None:
@@ -234,7 +260,8 @@ def _print_sweep(frame: SweepFrame, axes: list[str], form: TableFormat) -> None:
 
 def _print_capacity(found: Capacity) -> None:
     print(found)
-    columns = [name for name in (*found.axes, *_SHOWN) if name in found.points.columns]
+    names = (*found.axes, *_SHOWN[:2], "load_state", *_SHOWN[2:])
+    columns = [name for name in names if name in found.points.columns]
     kept = [name for name in columns if found.points[name].null_count() < found.points.height]
     _print(_table(found.points.select(kept)))
 

@@ -14,7 +14,7 @@ from vecsim.errors import InputError, VecsimError
 from vecsim.files import replace_file
 from vecsim.plots.labels import title
 from vecsim.results.metrics import rank_of
-from vecsim.sweeps.frame import SweepFrame, pareto_front
+from vecsim.sweeps.pareto import pareto_front
 
 if TYPE_CHECKING:
     import altair as alt
@@ -280,7 +280,7 @@ class SweepPlots:
     def __init__(self, frame: pl.DataFrame) -> None:
         self._frame = frame
         self._ran = frame.filter(pl.col("status").cast(pl.String) == "ok")
-        self._axes = SweepFrame(frame).axes
+        self._axes = frame.columns[1 : frame.columns.index("status")]
 
     def pareto_data(
         self, x: str = "output_throughput_tok_s_per_gpu", y: str = "p99_ttft_ms", **directions: str
@@ -328,14 +328,16 @@ class SweepPlots:
     def slo_heatmap_data(
         self, x: str | None = None, y: str | None = None, metric: str = "p99_ttft_ms"
     ) -> pl.DataFrame:
-        """`x`, `y`, `metric` and `feasible` of every point that ran."""
+        """`x`, `y`, `metric`, `feasible` and `others` (the values of the other axes as text) of
+        every point that ran."""
         x, y = self._two_axes(x, y)
-        return self._ran.select(x, y, metric, "feasible")
+        return self._ran.select(x, y, metric, "feasible", others=self._others(x, y))
 
     def slo_heatmap(
         self, x: str | None = None, y: str | None = None, metric: str = "p99_ttft_ms"
-    ) -> alt.LayerChart:
-        """A metric over two axes; a tick stands where a point is feasible.
+    ) -> alt.TopLevelMixin:
+        """A metric over two axes; a tick stands where a point is feasible. With further axes, a
+        picture for each combination of their values.
 
         Args:
             x, y: axis columns; None = the first and the second.
@@ -351,7 +353,22 @@ class SweepPlots:
         ticks = base.transform_filter("datum.feasible").mark_text(
             text="✓", fontSize=14, color="white"
         )
-        return base.mark_rect().encode(color=colour) + ticks
+        layers = base.mark_rect().encode(color=colour) + ticks
+        data = self.slo_heatmap_data(x, y, metric)
+        if data["others"].n_unique() < 2:
+            return layers
+        return layers.facet(
+            facet=alt.Facet("others:N", title=None), columns=2, title=layers.layer[0].title
+        )
+
+    def _others(self, *shown: str) -> pl.Expr:
+        """The values of all other axes, as text."""
+        parts = [
+            pl.format("{}={}", pl.lit(name), pl.col(name).cast(pl.String).fill_null("-"))
+            for name in self._axes
+            if name not in shown
+        ]
+        return pl.concat_str(parts, separator=", ") if parts else pl.lit("all")
 
     def _two_axes(self, x: str | None, y: str | None) -> tuple[str, str]:
         varied = [name for name in self._axes if self._frame[name].n_unique() > 1]
@@ -366,13 +383,7 @@ class SweepPlots:
     def lines_data(self, metric: str = "p99_ttft_ms", x: str | None = None) -> pl.DataFrame:
         """`x`, `metric` and `others`, the values of the other axes as text."""
         x = self._axes[0] if x is None else x
-        others = [name for name in self._axes if name != x]
-        parts = [
-            pl.format("{}={}", pl.lit(name), pl.col(name).cast(pl.String).fill_null("-"))
-            for name in others
-        ]
-        label = pl.concat_str(parts, separator=", ") if parts else pl.lit("all")
-        return self._ran.select(x, metric, others=label)
+        return self._ran.select(x, metric, others=self._others(x))
 
     def lines(self, metric: str = "p99_ttft_ms", x: str | None = None) -> alt.Chart:
         """A metric over one axis, a line for each combination of the others."""

@@ -72,7 +72,7 @@ def write_report(
     """
     path = Path(path)
     if path.exists() and not overwrite:
-        raise InputError("report", str(path), "a name that is not in use, unless told to overwrite")
+        raise InputError("report", str(path), "a name that is not in use, or --overwrite")
     page = _page(source)
     replace_file(path, lambda file: file.write_text(page, encoding="utf-8"))
     return path
@@ -172,7 +172,7 @@ def _figures(charts: Mapping[str, Any]) -> str:
 def _figure(name: str, chart: Any) -> str:
     spec = chart.to_dict()
     spec.pop("$schema", None)  # a URL
-    text = json.dumps(spec).replace("</", "<\\/")
+    text = json.dumps(spec).replace("<", "\\u003c")  # neither </script> nor <!-- can stand there
     svg = _own_ids(name, _NAMESPACES.sub("", to_svg(chart)))
     return (
         f'<figure id="{name}">{svg}</figure>'

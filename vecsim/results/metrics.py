@@ -84,6 +84,7 @@ def build_report(
     sla: dict[str, float],
     closed_loop: bool,
     kv_eviction_policy: str,
+    window_ms: float | None = None,
 ) -> dict:
     """Aggregate one run.
 
@@ -93,6 +94,7 @@ def build_report(
         sla: bounds in ms by `ttft_ms`, `itl_ms`, `e2e_ms`; empty for none.
         closed_loop: arrivals were released by a concurrency cap.
         kv_eviction_policy: name of the policy, echoed.
+        window_ms: time that the pools' sums are of; None = to the last event.
 
     Returns:
         Field name -> number, string, bool, dict of counts, or None where there are no samples, or
@@ -101,7 +103,7 @@ def build_report(
     report = _counts(outcome)
     report.update(_totals(outcome, spans.done))
     report.update(_distributions(outcome, spans))
-    report.update(_pools(outcome))
+    report.update(_pools(outcome, outcome.end_ms if window_ms is None else window_ms))
     report["kv_eviction_policy"] = kv_eviction_policy
     if kv_eviction_policy == "belady":
         report["kv_eviction_assumption"] = "global_input_trace_order_v1"
@@ -226,7 +228,7 @@ def gap_statistics(gaps: GapDistribution) -> dict[str, float | None]:
         "mean": float(gaps.mean),
         "min": float(gaps.minimum),
         "max": float(gaps.maximum),
-        "std": float(np.sqrt(gaps.m2 / gaps.count)),
+        "std": _std(gaps.m2, gaps.count, gaps.minimum, gaps.maximum),
     }
     cumulative = np.cumsum(gaps.bins)
     for name, percent in PERCENTILES:
@@ -244,7 +246,7 @@ def rate_statistics(gaps: GapDistribution) -> dict[str, float | None]:
         "mean": float(gaps.rate_mean),
         "min": 1000.0 / float(gaps.maximum),
         "max": 1000.0 / float(gaps.positive_minimum),
-        "std": float(np.sqrt(gaps.rate_m2 / count)),
+        "std": _std(gaps.rate_m2, count, 1000.0 / gaps.maximum, 1000.0 / gaps.positive_minimum),
     }
     cumulative = np.cumsum(gaps.bins)
     for name, percent in PERCENTILES:
@@ -254,13 +256,19 @@ def rate_statistics(gaps: GapDistribution) -> dict[str, float | None]:
     return statistics
 
 
+def _std(m2: float, count: int, least: float, most: float) -> float:
+    """Population standard deviation from a sum of squares whose last digits are rounding: never
+    more than half the range of the values (Popoviciu's inequality), so that equal ones have 0."""
+    return min(float(np.sqrt(m2 / count)), (float(most) - float(least)) / 2.0)
+
+
 def _binned(gaps: GapDistribution, cumulative: np.ndarray, rank: int) -> float:
     """The gap at `rank` among the ascending positive gaps."""
     midpoint = float(gaps.midpoints[np.searchsorted(cumulative, rank, side="right")])
     return min(max(midpoint, float(gaps.positive_minimum)), float(gaps.maximum))
 
 
-def _pools(outcome: Outcome) -> dict:
+def _pools(outcome: Outcome, time_ms: float) -> dict:
     """Fields of the prefill and the decode pool; an aggregated pool reports as decode."""
     by_side = {"prefill": None, "decode": None}
     for pool in outcome.pools:
@@ -268,7 +276,7 @@ def _pools(outcome: Outcome) -> dict:
     fields: dict = {}
     gpu_seconds = 0.0
     for side, pool in by_side.items():
-        entry = _pool(pool, float(outcome.end_ms))
+        entry = _pool(pool, float(time_ms))
         gpu_seconds += entry["worker_seconds"] * entry["gpus_per_worker"]
         fields.update({f"{side}_{name}": value for name, value in entry.items()})
     fields["gpu_hours"] = gpu_seconds / 3600.0
@@ -276,7 +284,7 @@ def _pools(outcome: Outcome) -> dict:
     return fields
 
 
-def _pool(pool: PoolOutcome | None, end_ms: float) -> dict:
+def _pool(pool: PoolOutcome | None, time_ms: float) -> dict:
     if pool is None:
         return {
             "worker_seconds": 0.0,
@@ -285,7 +293,7 @@ def _pool(pool: PoolOutcome | None, end_ms: float) -> dict:
             "pool_mean_kv_usage": None,
             "pool_passes": None,
         }
-    worker_ms = pool.workers * end_ms
+    worker_ms = pool.workers * time_ms
     block_ms = worker_ms * pool.dp_size * pool.total_blocks
     return {
         "worker_seconds": worker_ms / 1000.0,

@@ -97,6 +97,7 @@ class Result:
             sla={name: bound for name, bound in bounds.items() if bound is not None},
             closed_loop=self._closed_loop,
             kv_eviction_policy=str(spec.engine.kv_eviction_policy),
+            window_ms=None if self.measured is None else self.measured.window_ms(self.outcome),
         )
         if self.measured is not None:
             report["excluded_requests"] = int((~self.measured.rows).sum())

@@ -1,7 +1,10 @@
 """Time series of a run, derived from its segment logs and its request columns.
 
 A segment is a pass, or a decode run of passes that differ only in duration; within one, tokens
-count as spread evenly. Sums over all buckets are the totals of the report.
+count as spread evenly, whole ones. Sums over all buckets are what the pool did in the whole run,
+for requests that were failed or cut too: `prefill_tokens` those of the report's committed prefill
+tokens, `output_tokens` those of the column `output_length` of all requests, `passes` and
+`preemptions` those of the report.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from vecsim.run.outcome import HandoffOutcome, Outcome, PoolOutcome
 _BUCKETS = 200
 _NICE = (1.0, 2.0, 5.0, 10.0)
 _MOST_BUCKETS = 10_000_000
+_WHOLE = ("prefill_tokens", "output_tokens", "passes")
 
 TIMELINE_SCHEMA: dict[str, pl.DataType] = {
     "bucket": pl.Int32(),
@@ -32,9 +36,9 @@ TIMELINE_SCHEMA: dict[str, pl.DataType] = {
     "kv_blocks_used": pl.Float64(),
     "kv_usage": pl.Float64(),
     "busy_ratio": pl.Float64(),
-    "prefill_tokens": pl.Float64(),
-    "output_tokens": pl.Float64(),
-    "passes": pl.Float64(),
+    "prefill_tokens": pl.Int64(),
+    "output_tokens": pl.Int64(),
+    "passes": pl.Int64(),
     "preemptions": pl.Int64(),
     "arrivals": pl.Int64(),
     "completions": pl.Int64(),
@@ -233,13 +237,37 @@ def _series(log: np.ndarray, preemptions: int) -> _Series:
     )
 
 
+def use_between(pool: PoolOutcome, start_ms: float, end_ms: float) -> dict[str, np.ndarray]:
+    """What the workers of a pool did in a stretch of time, as `PoolOutcome` has it of the whole
+    run: `busy_ms`, `kv_block_ms` (float64 [workers]) and `passes` (int64 [workers]).
+
+    Args:
+        pool: with a segment log.
+        start_ms, end_ms: 0 <= start <= end.
+    """
+    edges = np.array([0.0, start_ms, end_ms])
+    names = {"busy_ms": "busy_ratio", "kv_block_ms": "kv_blocks_used", "passes": "passes"}
+    return {
+        own: np.array(
+            [
+                _spread(edges, one, one.amounts[name], whole=name in _WHOLE)[1]
+                for one in _worker_series(pool)
+            ]
+        )
+        for own, name in names.items()
+    }
+
+
 # --- buckets --------------------------------------------------------------------------------------
 
 
 def _buckets_of_worker(
     edges: np.ndarray, series: _Series, stays: _Stays, worker: int, end_ms: float
 ) -> dict[str, np.ndarray]:
-    columns = {name: _spread(edges, series, values) for name, values in series.amounts.items()}
+    columns = {
+        name: _spread(edges, series, values, whole=name in _WHOLE)
+        for name, values in series.amounts.items()
+    }
     mine = stays.worker == worker
     inside = np.zeros(len(edges) - 1)
     for since, until in stays.spans:
@@ -253,17 +281,20 @@ def _buckets_of_worker(
     return columns
 
 
-def _spread(edges: np.ndarray, series: _Series, values: np.ndarray) -> np.ndarray:
-    """Amounts per bucket of `values`, each spread evenly over its segment."""
+def _spread(
+    edges: np.ndarray, series: _Series, values: np.ndarray, whole: bool = False
+) -> np.ndarray:
+    """Amounts per bucket of `values`, each spread evenly over its segment; `whole` amounts are
+    rounded so that their sums stay what they are."""
     after = np.cumsum(values)
     times = np.column_stack([series.start, series.end]).ravel()
     sums = np.column_stack([after - values, after]).ravel()
     if len(times) == 0:
-        return np.zeros(len(edges) - 1)
+        return np.zeros(len(edges) - 1, np.int64 if whole else np.float64)
     at_edges = np.interp(edges, times, sums)
     at_edges[edges >= times[-1]] = after[-1]
     at_edges[0] = 0.0  # what took no time at the very beginning belongs to the first bucket
-    return np.diff(at_edges)
+    return np.diff(np.rint(at_edges).astype(np.int64) if whole else at_edges)
 
 
 def _time_inside(edges: np.ndarray, since: np.ndarray, until: np.ndarray) -> np.ndarray:

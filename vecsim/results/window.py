@@ -7,6 +7,8 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 
 from vecsim.config.checks import non_negative
+from vecsim.errors import InputError
+from vecsim.results.timeline import use_between
 from vecsim.run.outcome import HandoffOutcome, Outcome
 
 _PER_REQUEST = (
@@ -30,15 +32,23 @@ _TIMES = tuple(name for name in _PER_REQUEST if name.endswith("_ms"))
 
 @dataclass(frozen=True)
 class Measured:
-    """The requests that metrics cover, and the start of their time.
+    """The requests that metrics cover, and the stretch of time that they arrive in.
 
     Attributes:
         rows: bool [n].
         start_ms: first arrival + warm-up.
+        end_ms: last arrival - cool-down; without a cool-down infinite, for the end of the run.
+        use: for each pool what its workers did from start to end (`use_between`), once known.
     """
 
     rows: np.ndarray
     start_ms: float
+    end_ms: float
+    use: tuple[dict[str, np.ndarray], ...] = ()
+
+    def window_ms(self, outcome: Outcome) -> float:
+        """How long the stretch is."""
+        return min(self.end_ms, outcome.end_ms) - self.start_ms
 
 
 def check_windows(warmup_ms: float, cooldown_ms: float) -> None:
@@ -52,6 +62,9 @@ def measured_of(arrival_ms: np.ndarray, warmup_ms: float, cooldown_ms: float) ->
 
     None without windows. `arrival_ms` are recorded arrivals, NaN for requests that never arrived:
     those are not covered.
+
+    Raises:
+        InputError: no request is covered.
     """
     if not warmup_ms and not cooldown_ms:
         return None
@@ -59,11 +72,25 @@ def measured_of(arrival_ms: np.ndarray, warmup_ms: float, cooldown_ms: float) ->
     start = float(arrived.min(initial=np.inf)) + warmup_ms
     end = float(arrived.max(initial=-np.inf)) - cooldown_ms
     with np.errstate(invalid="ignore"):
-        return Measured((arrival_ms >= start) & (arrival_ms <= end), start)
+        rows = (arrival_ms >= start) & (arrival_ms <= end)
+    if not rows.any():
+        where, value = ("warmup_ms", warmup_ms) if warmup_ms else ("cooldown_ms", cooldown_ms)
+        span = float(np.ptp(arrived)) if len(arrived) else 0.0
+        expected = f"warm-up and cool-down that leave requests, which arrive over {span:g} ms"
+        raise InputError(where, value, expected)
+    return Measured(rows, start, end if cooldown_ms else np.inf)
+
+
+def with_use(measured: Measured, outcome: Outcome) -> Measured:
+    """With what the pools did in the window, from their segment logs."""
+    end = min(measured.end_ms, outcome.end_ms)
+    use = tuple(use_between(pool, measured.start_ms, end) for pool in outcome.pools)
+    return replace(measured, use=use)
 
 
 def restrict(outcome: Outcome, measured: Measured) -> Outcome:
-    """The outcome of the covered requests, with times from `start_ms` on; pools as they were."""
+    """The outcome of the covered requests, with times from `start_ms` on; what pools did is that
+    of the window, but for their preemptions."""
     columns = {name: getattr(outcome, name)[measured.rows] for name in _PER_REQUEST}
     for name in _TIMES:
         columns[name] = columns[name] - measured.start_ms
@@ -78,6 +105,9 @@ def restrict(outcome: Outcome, measured: Measured) -> Outcome:
         readmission_at_ms=outcome.readmission_at_ms[again],
         readmission_reused=outcome.readmission_reused[again],
         end_ms=outcome.end_ms - measured.start_ms,
+        pools=tuple(
+            replace(pool, **use) for pool, use in zip(outcome.pools, measured.use, strict=True)
+        ),
         handoff=None if outcome.handoff is None else _restrict(outcome.handoff, measured, again),
     )
 

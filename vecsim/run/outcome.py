@@ -55,7 +55,7 @@ class PoolOutcome:
         total_blocks: KV blocks of one rank.
         passes: int64 [workers], passes completed.
         preemptions: int64 [workers * dp_size], preemptions per rank.
-        segments: float64 [SEGMENT_FIELDS, lines] (`vecsim.kernels.state.layout`), what each rank
+        segments: float64 [SEGMENT_FIELDS, lines] (`vecsim.kernels.state.worker`), what each rank
         did in
             each pass or decode run, by rank, then time; None unless asked for.
     """
@@ -138,7 +138,7 @@ class Outcome:
         reused_input_tokens: int32 [n], largest prefix reuse over the admissions (tokens).
         first_reused_input_tokens: int32 [n], prefix reuse of the first admission (tokens).
         admissions: int32 [n], number of admissions.
-        status, reason: uint8 [n], codes of `vecsim.kernels.state.layout`.
+        status, reason: uint8 [n], codes of `vecsim.kernels.state.worker`.
         rank: int32 [n], scheduler id (worker * dp_size + dp rank); -1 if never placed.
         readmission_request: int32 [k], readmission_at_ms: float64 [k], readmission_reused:
             int32 [k], admissions after a preemption, by time within each request.

@@ -17,7 +17,7 @@ from vecsim.config.validate import check_supported, validate
 from vecsim.errors import InputError, SimulationError
 from vecsim.kernels.state import status as S
 from vecsim.results.result import Result
-from vecsim.results.window import Measured, check_windows, measured_of
+from vecsim.results.window import Measured, check_windows, measured_of, with_use
 from vecsim.run.execute import Progress, RunOptions, run_fleet, run_independent
 from vecsim.run.lower.fleet import PoolPlan, lower_fleet
 from vecsim.run.lower.independent import lower_independent
@@ -252,7 +252,8 @@ def _run(
     if tokenization and not (tokenization.base_ms or tokenization.per_input_token_ms):
         tokenization = None
     horizon = np.inf if spec.max_sim_time_ms is None else spec.max_sim_time_ms
-    options = RunOptions(horizon, threads, progress, timeline, tokenization is not None)
+    logged = timeline or any(windows)  # a window counts what pools did in it
+    options = RunOptions(horizon, threads, progress, logged, tokenization is not None)
     bounds: tuple[BoundTiming | None, ...] = ()
 
     def run(counted: np.ndarray | None) -> Outcome:
@@ -282,6 +283,11 @@ def _run(
         # Gaps count for completed requests only, and who completes is known only now.
         options = dataclasses.replace(options, progress=None)
         outcome = run(counted)
+    if measured is not None:
+        measured = with_use(measured, outcome)
+    if logged and not timeline:
+        pools = tuple(dataclasses.replace(pool, segments=None) for pool in outcome.pools)
+        outcome = dataclasses.replace(outcome, pools=pools)
     outside = _outside(bounds)
     if outside is not None and any(outside):
         far = dict.fromkeys(

@@ -216,7 +216,7 @@ def points_of(
     points: list[Point] = []
     for choices in combined:
         point = _point(len(points), choices)
-        if all(rule.evaluate(_names(point)) for rule in rules):
+        if all(rule.holds(_names(point)) for rule in rules):
             points.append(point)
     return points
 

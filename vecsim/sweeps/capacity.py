@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import polars as pl
 
 from vecsim.config.load import Source
@@ -17,16 +18,20 @@ from vecsim.run.replay import thread_count
 from vecsim.sweeps.axes import SHORT_NAMES, Point, points_of
 from vecsim.sweeps.evaluate import Evaluator, prepare
 from vecsim.sweeps.frame import SweepFrame, pool_prices, sweep_frame
-from vecsim.sweeps.ladder import Ladder
-from vecsim.sweeps.verdict import Bound, read_slo, shortfall
+from vecsim.sweeps.search import Search
+from vecsim.sweeps.steadiness import ROUNDS_REPLAYED, SATURATED, STABLE
+from vecsim.sweeps.verdict import Bound, check_slo_metrics, read_slo, shortfall
 from vecsim.timing.model import PassTiming, check_timing
 from vecsim.workload.workload import Workload
 
 Row = dict[str, Any]
 
-_SHARE_OF_BRUTE_FORCE = 3
-_MOST_AUDITS = 8
-_FIRST_FACTOR = 2.0
+DEFAULT_WORK = 2_000_000
+"""Requests that are replayed at most where every candidate is; some 10 s on one core."""
+LEAST_REPLAYS = 48
+"""Candidates that are replayed whatever they cost."""
+_LEAST_REQUESTS = 500  # what a replay costs besides its requests, in requests
+_SHOWN_BREACHES = 3
 _SPEEDUPS = (0.001, 1000.0)
 
 
@@ -38,14 +43,18 @@ class Capacity:
         feasible: whether any candidate meets everything that was asked.
         axes: names of the columns that tell candidates apart: those of `fleet` or of `load`.
         answer: row of the best candidate (axes and report), or None.
-        neighbour: row of the next candidate that is cheaper, or loaded more: replayed, and
-            infeasible. None when the answer is the first of its range.
+        neighbour: row of the neighbour (next to the answer along one axis) that comes nearest to it
+            among those that are cheaper, or loaded more: replayed, and infeasible. None when the
+            answer is the first of its range.
+        neighbours: rows of all its neighbours that were replayed, along every axis, both ways.
         nearest_miss: where nothing is feasible, the row that misses by least.
         breaches: sentences about decode runs where more capacity (or less load) was worse, among
         the
             candidates replayed; empty when their order held.
         points: all candidates that were replayed, one row each.
         candidates: how many there were to choose from.
+        exact: whether every candidate that would beat the answer was replayed (without an answer:
+            every candidate); else it rests on samples.
     """
 
     feasible: bool
@@ -56,26 +65,45 @@ class Capacity:
     breaches: tuple[str, ...]
     points: SweepFrame
     candidates: int
+    neighbours: tuple[Row, ...] = ()
+    exact: bool = True
 
     @property
     def monotone(self) -> bool:
         """Whether the order held among all candidates that were replayed."""
         return not self.breaches
 
+    @property
+    def rests_on(self) -> str:
+        """Which candidates the answer rests on, in words."""
+        replayed = len(self.points)
+        if self.exact:
+            better = "every candidate" if self.answer is None else "every one that would be better"
+            return f"{replayed} of {self.candidates} candidates replayed, {better} among them"
+        return (
+            f"rests on {replayed} of {self.candidates} candidates: both ends and powers of two of "
+            "each axis, and the neighbours of the answer; exhaustive replays all"
+        )
+
     def __str__(self) -> str:
-        replays = f"{len(self.points)} of {self.candidates} candidates replayed"
         if self.answer is None:
-            lines = [f"no feasible point ({replays})"]
+            none = "no feasible point"
+            if not self.exact:
+                none = f"none of the {len(self.points)} replayed of {self.candidates} is feasible"
+            lines = [f"{none} ({self.rests_on})"]
             if self.nearest_miss is not None:
                 miss = self.nearest_miss
                 lines.append(f"nearest miss: {self._named(miss)}: {why_not(miss)}")
         else:
-            lines = [f"{self._named(self.answer)}, {self.answer['gpus']} GPUs ({replays})"]
+            lines = [f"{self._named(self.answer)}, {self.answer['gpus']} GPUs ({self.rests_on})"]
             if self.neighbour is not None:
                 lines.append(f"not {self._named(self.neighbour)}: {why_not(self.neighbour)}")
             else:
                 lines.append("the range of candidates ends there")
-        return "\n".join([*lines, *(f"not monotone: {breach}" for breach in self.breaches)])
+        lines += [f"not monotone: {breach}" for breach in self.breaches[:_SHOWN_BREACHES]]
+        if len(self.breaches) > _SHOWN_BREACHES:
+            lines.append(f"and {len(self.breaches) - _SHOWN_BREACHES} more such places")
+        return "\n".join(lines)
 
     def _named(self, row: Row) -> str:
         return named(row, self.axes)
@@ -83,6 +111,7 @@ class Capacity:
     def to_dict(self) -> dict[str, Any]:
         """Everything but `points`, as builtins."""
         names = ("feasible", "axes", "answer", "neighbour", "nearest_miss", "breaches")
+        names += ("neighbours", "exact", "rests_on")
         return {
             **{name: getattr(self, name) for name in names},
             "candidates": self.candidates,
@@ -104,7 +133,13 @@ def why_not(row: Mapping[str, Any]) -> str:
     if row["status"] != "ok":
         return f"{row['status']}: {row['reason']}"
     reasons = [row["dropped"], row.get("slo_miss")]
-    if row["backlog_growing"]:
+    if row.get("load_state") not in (None, STABLE):
+        reasons.append(
+            f"the load is {row['load_state']}: repeated for ever "
+            + ("and 5 % faster " if row["load_state"] == SATURATED else "")
+            + "it makes an endless queue"
+        )
+    elif row["backlog_growing"]:
         reasons.append("the backlog still grows when arrivals end")
     if not row["completed_requests"]:
         reasons.append("nothing completed")
@@ -117,13 +152,14 @@ def capacity(
     slo: Mapping[str, Any] | None = None,
     fleet: Mapping[str, Any] | None = None,
     load: str | Mapping[str, Any] | None = None,
-    size: str | None = None,
     workload: Workload | None = None,
     constraints: Sequence[str] = (),
     gpu_budget: int | None = None,
     gpu_hour_price: float | Mapping[str, float] | None = None,
     tolerance: float = 0.01,
     saturation: bool = True,
+    replays: int | None = None,
+    exhaustive: bool = False,
     timing: PassTiming | None = None,
     prefill_timing: PassTiming | None = None,
     decode_timing: PassTiming | None = None,
@@ -133,33 +169,43 @@ def capacity(
     """The smallest fleet that serves a load within the SLO, or the largest load a fleet sustains.
 
     A candidate is feasible when something completed, every bound of the SLO is met (inclusive), no
-    request was rejected, shed, failed or canceled, and, if `saturation` counts, the backlog did not
-    grow until arrivals ended. Bisection assumes that more capacity, or less load, is never worse;
-    spare replays, up to a third of all candidates, look for places where that is not so. Every
-    answer's neighbour is replayed.
+    request was rejected, shed, failed or canceled, and, if `saturation` counts, the queue stays
+    bounded: for a fleet, the backlog did not grow until arrivals ended; for a load, it is *stable*,
+    which `vecsim.sweeps.steadiness` defines: repeated for ever, and 5 % faster, the same arrivals
+    make no endless queue.
+
+    Nothing is taken to be monotone. Candidates are replayed from the cheapest (or the largest load)
+    on, up to the first that is feasible, wherever all of them together are within `replays`. Beyond
+    that, both ends and powers of two of each axis are replayed, stretches between feasible and
+    infeasible neighbours are halved, and the answer says what it rests on (`exact`, `rests_on`).
+    The order in which axes and values are written changes nothing.
 
     Args:
         base: the spec.
         slo: report metric -> inclusive upper bound, or ">= number".
         fleet: axes of the fleet, as for `sweep`, to find the fewest GPUs (or, with
-            `gpu_hour_price`, the least price an hour; ties: the first). One axis is bisected for
-            every combination of the others that can still win.
+            `gpu_hour_price`, the least price an hour; ties: the lower value on the axis whose name
+            comes first).
         load: what to load the fleet with, to find the most: "arrival_speedup" or "concurrency"; or
             one axis `{name: values}`, where `{"between": [low, high]}` is searched in steps of
             `tolerance`.
-        size: the axis of `fleet` to bisect; None = the last that is no bundle.
         workload: requests; None = those that the spec describes.
         constraints: expressions over the axes that candidates must meet.
         gpu_budget: most GPUs of a fleet.
         gpu_hour_price: price of a GPU-hour, or one for each pool; adds costs to the rows.
         tolerance: ratio minus 1 between neighbouring loads.
-        saturation: whether a growing backlog makes a candidate infeasible.
+        saturation: whether a load that is not sustained makes a candidate infeasible.
+        replays: candidates to replay at most; None = as many as `DEFAULT_WORK` requests allow
+            (candidates x requests of the workload, five times that for loads, each replay counted
+            as 500 requests at least), and `LEAST_REPLAYS` whatever they cost.
+        exhaustive: replay all candidates that could be better than the answer, however many.
         timing, prefill_timing, decode_timing: custom timing models, as for `replay`.
         threads: threads of each replay; None = one a core. The answer does not depend on it.
         progress: called with each row as it comes.
 
     Raises:
-        InputError: malformed arguments, both or neither of `fleet` and `load`.
+        InputError: malformed arguments, both or neither of `fleet` and `load`, a budget that no
+            candidate is within.
     """
     timings = {
         "timing": timing,
@@ -177,16 +223,21 @@ def capacity(
         points = _loads(load, base, workload, tolerance, constraints)
     if not points:
         raise InputError("constraints", list(constraints), "at least one candidate that meets them")
-    evaluator = Evaluator(prepare(base, workload, points, timings, bounds, saturation))
-    asked = _Asked(evaluator, bounds, thread_count(threads), progress)
+    _check_limits(gpu_budget, replays)
+    setup = prepare(base, workload, points, timings, bounds, saturation, load is not None)
+    check_slo_metrics(bounds, setup.tree, points)
+    asked = _Asked(Evaluator(setup), bounds, thread_count(threads), progress)
     if fleet is not None:
         prices = None if gpu_hour_price is None else pool_prices(gpu_hour_price)
-        rungs = _fleet_ladders(asked, points, _size_axis(fleet, size), gpu_budget, prices)
-        answer, below = _cheapest(rungs)
+        ranked = _by_cost(asked, points, gpu_budget, prices, tuple(fleet))
     else:
-        rungs = [_Rungs(points[::-1], [0.0] * len(points), asked)]
-        answer, below = _heaviest(rungs[0], load)
-    axes = tuple(points[0].labels) if fleet is None else tuple(fleet)
+        ranked = _Ranked(points[::-1], tuple(load if isinstance(load, Mapping) else (load,)))
+    search = ranked.search(asked)
+    best = _best(search, ranked, asked, replays, exhaustive, load is not None)
+    answer = None if best is None else ranked.points[best]
+    beside = [] if best is None else [i for i in search.neighbours(best) if i in search.known]
+    below = max((i for i in beside if i < best), default=None)
+    axes = ranked.axes
     frame = sweep_frame(list(asked.rows.values()), points, gpu_hour_price)
 
     def row_of(point: Point | None) -> Row | None:
@@ -200,11 +251,16 @@ def capacity(
         feasible=answer is not None,
         axes=axes,
         answer=row_of(answer),
-        neighbour=row_of(below),
+        neighbour=None if below is None else row_of(ranked.points[below]),
+        neighbours=tuple(row_of(ranked.points[i]) for i in beside),
         nearest_miss=row_of(asked.nearest_miss(points)) if answer is None else None,
-        breaches=tuple(_breach(asked, axes, pair) for one in rungs for pair in one.breaches()),
+        breaches=tuple(
+            _breach(asked, axes, (ranked.points[low], ranked.points[high]))
+            for low, high in search.breaches
+        ),
         points=frame,
-        candidates=sum(len(one.points) for one in rungs),
+        candidates=len(ranked.points),
+        exact=search.rests_on_all,
     )
 
 
@@ -237,16 +293,67 @@ class _Asked:
         return min(replayed, key=lambda p: shortfall(rows[p.index], self._bounds), default=None)
 
 
-class _Rungs:
-    """Points from least to most capable, with their costs, as a ladder."""
+class _Ranked:
+    """Candidates in order of preference, and where they stand on their axes."""
 
-    def __init__(self, points: list[Point], costs: list[float], asked: _Asked) -> None:
+    def __init__(self, points: list[Point], axes: tuple[str, ...]) -> None:
         self.points = points
-        self.costs = costs
-        self.ladder = Ladder(len(points), lambda i: asked.feasible(points[i]))
+        self.axes = axes
 
-    def breaches(self) -> list[tuple[Point, Point]]:
-        return [(self.points[low], self.points[high]) for low, high in self.ladder.breaches]
+    def search(self, asked: _Asked) -> Search:
+        """A search over them. Places on an axis go by its values, not by the order written."""
+        places, values = [], []
+        for name in sorted(self.axes):
+            labels = [point.labels[name] for point in self.points]
+            ordered = sorted(set(labels), key=_by_value)
+            at = {label: place for place, label in enumerate(ordered)}
+            places.append([at[label] for label in labels])
+            values.append(ordered)
+        grid = np.array(places, np.int64).T
+        return Search(grid, values, lambda i: asked.feasible(self.points[i]))
+
+
+def _by_value(label: Any) -> tuple[int, float, str]:
+    """Numbers by size, before everything else by its text."""
+    if isinstance(label, int | float):
+        return (0, label, "")
+    return (1, 0.0, str(label))
+
+
+def _check_limits(gpu_budget: Any, replays: Any) -> None:
+    for name, value in (("gpu_budget", gpu_budget), ("replays", replays)):
+        whole = isinstance(value, int) and not isinstance(value, bool)
+        if value is not None and (not whole or value < 1):
+            raise InputError(name, value, "a whole number of 1 or more")
+
+
+def _best(
+    search: Search,
+    ranked: _Ranked,
+    asked: _Asked,
+    replays: int | None,
+    exhaustive: bool,
+    for_load: bool,
+) -> int | None:
+    """The best feasible candidate, among all where `replays` allows it."""
+    count = len(ranked.points)
+    if not exhaustive and replays is None:
+        requests = max(_requests_of(search, ranked, asked), _LEAST_REQUESTS)
+        rounds = ROUNDS_REPLAYED if for_load else 1
+        replays = max(DEFAULT_WORK // (requests * rounds), LEAST_REPLAYS)
+    if exhaustive or replays >= count:
+        return search.in_order()
+    return search.sampled(replays)
+
+
+def _requests_of(search: Search, ranked: _Ranked, asked: _Asked) -> int:
+    """Requests of the first candidate that runs."""
+    for i, point in enumerate(ranked.points):
+        search.feasible(i)
+        row = asked.rows[point.index]
+        if row["status"] == "ok":
+            return row["workload_requests"]
+    return 0
 
 
 def _breach(asked: _Asked, axes: tuple[str, ...], pair: tuple[Point, Point]) -> str:
@@ -255,19 +362,6 @@ def _breach(asked: _Asked, axes: tuple[str, ...], pair: tuple[Point, Point]) -> 
 
 
 # --- smallest fleet -------------------------------------------------------------------------------
-
-
-def _size_axis(fleet: Mapping[str, Any], size: str | None) -> str:
-    plain_axes = [
-        name
-        for name, values in fleet.items()
-        if not isinstance(values, Mapping) or set(values) & {"range", "log_range"}
-    ]
-    if size is None and plain_axes:
-        return plain_axes[-1]
-    if size not in plain_axes:
-        raise InputError("size", size, f"an axis of fleet with values: {', '.join(plain_axes)}")
-    return size
 
 
 def gpus_by_pool(payload: Payload) -> dict[str, int]:
@@ -283,60 +377,38 @@ def gpus_by_pool(payload: Payload) -> dict[str, int]:
     }
 
 
-def _fleet_ladders(
+def _by_cost(
     asked: _Asked,
     points: list[Point],
-    size: str,
     gpu_budget: int | None,
     prices: dict[str, float] | None,
-) -> list[_Rungs]:
-    """One ladder for each combination of the axes other than `size`, by cost."""
-    shapes: dict[tuple, list[tuple[float, Point]]] = {}
+    axes: tuple[str, ...],
+) -> _Ranked:
+    """The candidates within the budget, the cheapest first. Those that cannot run leave a row.
+
+    Raises:
+        InputError: all that could run are beyond the budget.
+    """
+    costs: list[tuple[float, Point]] = []
+    least = None
     for point in points:
         try:
             gpus = gpus_by_pool(asked.evaluator.payload(point))
         except InputError:
-            asked.feasible(point)  # a row that says why
+            asked.feasible(point)
             continue
-        if gpu_budget is not None and sum(gpus.values()) > gpu_budget:
+        total = sum(gpus.values())
+        least = total if least is None else min(least, total)
+        if gpu_budget is not None and total > gpu_budget:
             continue
-        cost = sum(count * (prices[pool] if prices else 1.0) for pool, count in gpus.items())
-        own = SHORT_NAMES.get(size, size)
-        shape = tuple((k, v) for k, v in point.labels.items() if k not in (size, own))
-        shapes.setdefault(shape, []).append((cost, point))
-    rungs = []
-    for members in shapes.values():
-        members.sort(key=lambda member: (member[0], member[1].labels[size]))
-        rungs.append(_Rungs([p for _, p in members], [c for c, _ in members], asked))
-    return rungs
-
-
-def _cheapest(rungs: list[_Rungs]) -> tuple[Point | None, Point | None]:
-    """(cheapest feasible point, its infeasible neighbour) over all ladders."""
-    best, best_cost, best_at = None, math.inf, 0
-    for one in rungs:
-        below = sum(cost < best_cost for cost in one.costs)
-        found = one.ladder.lowest(below=below)
-        if found is not None:
-            best, best_cost, best_at = one, one.costs[found], found
-    candidates = sum(len(one.points) for one in rungs)
-    spare = candidates // _SHARE_OF_BRUTE_FORCE - sum(len(one.ladder.known) for one in rungs)
-    if best is None:
-        for one in sorted(rungs, key=lambda one: -len(one.points)):
-            before = len(one.ladder.known)
-            found = one.ladder.audit(None, min(spare, _MOST_AUDITS))
-            spare -= len(one.ladder.known) - before
-            if found is not None:
-                best, best_at = one, found
-                break
-        else:
-            return None, None
-    best_at = best.ladder.audit(best_at, min(spare, _MOST_AUDITS))
-    return best.points[best_at], _below(best, best_at)
-
-
-def _below(rungs: _Rungs, at: int) -> Point | None:
-    return rungs.points[at - 1] if at > 0 else None
+        costs.append(
+            (sum(n * (prices[pool] if prices else 1.0) for pool, n in gpus.items()), point)
+        )
+    if not costs and least is not None:
+        raise InputError("gpu_budget", gpu_budget, f"{least} or more, the GPUs of the least fleet")
+    names = sorted(axes)
+    costs.sort(key=lambda one: (one[0], [_by_value(one[1].labels[name]) for name in names]))
+    return _Ranked([point for _, point in costs], axes)
 
 
 # --- largest load ---------------------------------------------------------------------------------
@@ -395,34 +467,3 @@ def _between(where: str, bounds: Any, tolerance: float) -> list[float]:
     last = math.floor(math.log(high) / math.log1p(tolerance) + 1e-9)
     inner = [(1.0 + tolerance) ** k for k in range(first, last + 1)]
     return [low, *(x for x in inner if low < x < high), *([high] if high > low else [])]
-
-
-def _heaviest(rungs: _Rungs, load: str | Mapping[str, Any]) -> tuple[Point | None, Point | None]:
-    """(point of the largest load that is sustained, its infeasible neighbour)."""
-    loads = [next(iter(point.labels.values())) for point in rungs.points]  # descending
-    listed = not isinstance(load, str) and "between" not in next(iter(load.values()))
-    start = None
-    if not listed:
-        start = min(range(len(loads)), key=lambda i: abs(math.log(loads[i])))
-    before = len(rungs.ladder.known)
-    found = _gallop(rungs.ladder, loads, start) if start is not None else rungs.ladder.lowest()
-    spare = len(loads) // _SHARE_OF_BRUTE_FORCE - (len(rungs.ladder.known) - before)
-    found = rungs.ladder.audit(found, min(spare, _MOST_AUDITS if listed else 2))
-    if found is None:
-        return None, None
-    return rungs.points[found], _below(rungs, found)
-
-
-def _gallop(ladder: Ladder, loads: list[float], start: int) -> int | None:
-    """Bracket by factors of 2, 4, 16, ... from `start` on, then bisect."""
-    factor, at = _FIRST_FACTOR, start
-    wanted = ladder.feasible(start)
-    while ladder.feasible(at) == wanted:
-        target = loads[at] * factor if wanted else loads[at] / factor
-        edge = 0 if wanted else len(loads) - 1
-        if at == edge:
-            return 0 if wanted else None
-        further = [i for i in range(len(loads)) if (loads[i] >= target) == wanted]
-        at = (max(further) if wanted else min(further)) if further else edge
-        factor *= factor
-    return ladder.lowest(below=(start if wanted else at) + 1)

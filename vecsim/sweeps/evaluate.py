@@ -22,8 +22,10 @@ from vecsim.config.load import Source, authored, ignored_keys, load, set_path
 from vecsim.config.schema import Payload
 from vecsim.errors import InputError, NotSupportedYetError, VecsimError
 from vecsim.results.result import Result
+from vecsim.run.outcome import Outcome
 from vecsim.run.replay import authored_workload, replay
 from vecsim.sweeps.axes import KNOBS, TIMINGS, Point
+from vecsim.sweeps.steadiness import STABLE, can_be_repeated, load_state
 from vecsim.sweeps.verdict import Bound, dropped, slo_miss
 from vecsim.workload.workload import Workload
 
@@ -41,6 +43,8 @@ class Setup:
         timings: custom timing models by argument name of `replay`.
         bounds: SLO bounds that every row is held against.
         saturation_counts: a backlog that still grows when arrivals end makes a row infeasible.
+        steadiness: rows say whether their load is sustained (`load_state`), which then takes the
+            place of the backlog.
     """
 
     tree: dict[str, Any]
@@ -48,6 +52,7 @@ class Setup:
     timings: dict[str, Any] = field(default_factory=dict)
     bounds: tuple[Bound, ...] = ()
     saturation_counts: bool = True
+    steadiness: bool = False
 
 
 def prepare(
@@ -57,6 +62,7 @@ def prepare(
     timings: dict[str, Any],
     bounds: tuple[Bound, ...] = (),
     saturation_counts: bool = True,
+    steadiness: bool = False,
 ) -> Setup:
     """The common part of a sweep. Inline requests become one workload, unless a point changes them.
 
@@ -73,7 +79,7 @@ def prepare(
         workload = authored_workload(load(tree))
     if workload is not None and isinstance(spec, dict) and spec.get("requests"):
         spec["requests"] = []
-    return Setup(tree, workload, timings, bounds, saturation_counts)
+    return Setup(tree, workload, timings, bounds, saturation_counts, steadiness)
 
 
 class Evaluator:
@@ -115,11 +121,9 @@ class Evaluator:
 
     def result(self, point: Point, threads: int = 1) -> Result:
         """Replay one point. Raises what `vecsim.replay` raises."""
-        timings = dict(self.setup.timings)
-        timings.update({name: point.fields[name] for name in TIMINGS if name in point.fields})
         tree = self.tree(point)
         workload = self._workload(point, tree)
-        return replay(tree, workload=workload, threads=threads, **timings)
+        return replay(tree, workload=workload, threads=threads, **self._timings(point))
 
     def row(self, point: Point, threads: int = 1) -> dict[str, Any]:
         """Replay one point; whatever happens, a row comes of it: the point's labels, `status`,
@@ -127,7 +131,8 @@ class Evaluator:
         row: dict[str, Any] = {"point": point.index, **point.labels, "status": "ok", "reason": None}
         try:
             result = self.result(point, threads)
-            row.update(self._findings(result))
+            state = self._load_state(point, result, threads) if self.setup.steadiness else None
+            row.update(self._findings(result, state))
         except NotSupportedYetError as error:
             row.update(status="unsupported", reason=str(error))
         except InputError as error:
@@ -138,7 +143,7 @@ class Evaluator:
             row.update(status="failed", reason=f"{type(error).__name__}: {error}")
         return row
 
-    def _findings(self, result: Result) -> dict[str, Any]:
+    def _findings(self, result: Result, state: str | None) -> dict[str, Any]:
         report = result.report
         findings: dict[str, Any] = {
             "gpus": sum(pool.workers * pool.gpus_per_worker for pool in result.outcome.pools),
@@ -147,10 +152,36 @@ class Evaluator:
         bounds = self.setup.bounds
         if bounds:
             findings["slo_miss"] = slo_miss(report, bounds)
-        saturated = self.setup.saturation_counts and bool(report["backlog_growing"])
+        if self.setup.steadiness:
+            findings["load_state"] = state
+        growing = bool(report["backlog_growing"]) if state is None else state != STABLE
+        saturated = self.setup.saturation_counts and growing
         missed = findings["dropped"] or findings.get("slo_miss") or saturated
         findings["feasible"] = not missed and report["completed_requests"] > 0
         return {**findings, **report}
+
+    def _load_state(self, point: Point, result: Result, threads: int) -> str | None:
+        """Whether the load of a point is sustained; None where its arrivals are not the
+        workload's own, so that it cannot be repeated."""
+        latency_ms = result.report["p90_e2e_latency_ms"]
+        if result.report["backlog_growing"] is None or latency_ms is None:
+            return None
+        if not can_be_repeated(result.workload):
+            return None
+        tree = self.tree(point)
+        for part in (tree, tree.get("spec"), tree.get("traffic")):
+            if isinstance(part, dict):
+                part.pop("max_sim_time_ms", None)
+        timings = self._timings(point)
+
+        def run(workload: Workload) -> Outcome:
+            return replay(tree, workload=workload, threads=threads, **timings).outcome
+
+        return load_state(result.workload, latency_ms, run)
+
+    def _timings(self, point: Point) -> dict[str, Any]:
+        own = {name: point.fields[name] for name in TIMINGS if name in point.fields}
+        return {**self.setup.timings, **own}
 
     # --- workloads --------------------------------------------------------------------------------
 

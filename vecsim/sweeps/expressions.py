@@ -28,6 +28,9 @@ _COMPARE = {
 }
 _UNARY = {ast.Not: operator.not_, ast.USub: operator.neg, ast.UAdd: operator.pos}
 _FUNCTIONS = {"min": min, "max": max, "abs": abs}
+_LONGEST = 2000  # characters
+_DEEPEST = 100
+_MOST_BITS = 1024  # of a whole number
 _EXPECTED = (
     "names, numbers and strings under + - * / // %, comparisons, and, or, not, min, max, abs"
 )
@@ -47,7 +50,7 @@ class Expression:
     _tree: ast.expr
 
     def evaluate(self, values: Mapping[str, Any]) -> Any:
-        """The value of the expression.
+        """The value of the expression; `holds` wants a condition.
 
         Args:
             values: by name; a name may be a dotted path, of which the last part suffices where
@@ -58,8 +61,16 @@ class Expression:
         """
         try:
             return self._visit(self._tree, values)
-        except (TypeError, ZeroDivisionError, ValueError) as error:
+        except (TypeError, ArithmeticError, ValueError) as error:
             raise InputError(self.where, self.text, f"values that fit ({error})") from None
+
+    def holds(self, values: Mapping[str, Any]) -> bool:
+        """The truth of the expression. Raises InputError as `evaluate`, and when it is no
+        condition."""
+        value = self.evaluate(values)
+        if not isinstance(value, bool):
+            raise InputError(self.where, self.text, "a condition such as 'workers * tp <= 64'")
+        return value
 
     def _visit(self, node: ast.expr, values: Mapping[str, Any]) -> Any:
         if isinstance(node, ast.Constant):
@@ -67,10 +78,12 @@ class Expression:
         if isinstance(node, ast.Name | ast.Attribute):
             return self._look_up(_dotted(node), values)
         if isinstance(node, ast.UnaryOp):
-            return _UNARY[type(node.op)](self._visit(node.operand, values))
+            operand = self._visit(node.operand, values)
+            negates = isinstance(node.op, ast.Not)
+            return not operand if negates else _UNARY[type(node.op)](_number(operand))
         if isinstance(node, ast.BinOp):
             left, right = self._visit(node.left, values), self._visit(node.right, values)
-            return _BINARY[type(node.op)](left, right)
+            return _number(_BINARY[type(node.op)](_number(left), _number(right)))
         if isinstance(node, ast.BoolOp):
             wanted = isinstance(node.op, ast.Or)
             return (
@@ -102,16 +115,39 @@ class Expression:
         raise InputError(self.where, name, wanted)
 
 
+def _number(value: Any) -> int | float:
+    """The value, if it is a number that is not too long to compute with."""
+    if not isinstance(value, int | float):
+        raise TypeError(f"{type(value).__name__} is no number")
+    if isinstance(value, int) and value.bit_length() > _MOST_BITS:
+        raise ValueError(f"a whole number of more than {_MOST_BITS} bits")
+    return value
+
+
 def parse_expression(where: str, text: str) -> Expression:
     """Parse one expression. Raises InputError when it is more than arithmetic and logic."""
     if not isinstance(text, str):
         raise InputError(where, text, "an expression such as 'workers * tp <= 64'")
+    if len(text) > _LONGEST:
+        raise InputError(where, text, f"at most {_LONGEST} characters")
     try:
         tree = ast.parse(text.strip(), mode="eval").body
-    except (SyntaxError, ValueError, RecursionError):
+        depth = _depth(tree)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
         raise InputError(where, text, _EXPECTED) from None
+    if depth > _DEEPEST:
+        raise InputError(where, text, f"at most {_DEEPEST} operators in one another")
     _check(where, text, tree)
     return Expression(where, text, tree)
+
+
+def _depth(tree: ast.expr) -> int:
+    """Levels of nodes in one another, counted without recursion."""
+    depth, level = 0, [tree]
+    while level:
+        depth += 1
+        level = [child for node in level for child in ast.iter_child_nodes(node)]
+    return depth
 
 
 def _check(where: str, text: str, node: ast.expr) -> None:

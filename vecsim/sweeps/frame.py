@@ -15,6 +15,7 @@ from vecsim.errors import InputError
 from vecsim.results import metrics as metrics
 from vecsim.run.outcome import GapDistribution, Outcome
 from vecsim.sweeps.axes import Point
+from vecsim.sweeps.pareto import pareto_front
 
 if TYPE_CHECKING:
     from vecsim.plots.charts import SweepPlots
@@ -200,52 +201,3 @@ def pool_prices(gpu_hour_price: float | Mapping[str, float]) -> dict[str, float]
             raise InputError(where, price, "a finite number > 0")
         finite_positive(where, price)
     return dict(given)
-
-
-# --- Pareto front ---------------------------------------------------------------------------------
-
-
-def pareto_front(frame: pl.DataFrame, objectives: Mapping[str, str]) -> pl.DataFrame:
-    """The rows that no other row dominates, in their order.
-
-    A row dominates another when it is at least as good in every objective and better in at least
-    one; rows that are equal in all of them do not dominate each other, so exact ties all stay.
-    Rows without a value in some objective, and rows that did not run, take no part.
-
-    Args:
-        frame: rows of a sweep, or any frame with the columns named.
-        objectives: column -> "min" or "max".
-
-    Returns:
-        The rows of the decode batch, perhaps none.
-
-    Raises:
-        InputError: no objective, an unknown column, or a direction other than min and max.
-    """
-    if not objectives:
-        raise InputError("objectives", dict(objectives), "at least one column")
-    for name, direction in objectives.items():
-        if name not in frame.columns or not frame.schema[name].is_numeric():
-            raise InputError(f"objectives.{name}", direction, "a numeric column of the frame")
-        if direction not in ("min", "max"):
-            raise InputError(f"objectives.{name}", direction, "min or max")
-    taking_part = pl.all_horizontal(pl.col(name).is_not_null() for name in objectives)
-    if "status" in frame.columns:
-        taking_part &= pl.col("status").cast(pl.String) == "ok"
-    candidates = frame.filter(taking_part)
-    signs = np.array([1.0 if way == "min" else -1.0 for way in objectives.values()])
-    values = candidates.select(pl.col(list(objectives)).cast(pl.Float64)).to_numpy() * signs
-    return candidates.filter(pl.Series(undominated(values), dtype=pl.Boolean))
-
-
-def undominated(values: np.ndarray) -> np.ndarray:
-    """bool [n]: rows of `values` (float64 [n, k], smaller is better) that no other dominates."""
-    kept = np.zeros(len(values), bool)
-    front = np.zeros((0, values.shape[1]))
-    # In lexical order a row can only be dominated by one before it.
-    for row in np.lexsort(values.T[::-1]):
-        better = (front <= values[row]).all(axis=1) & (front < values[row]).any(axis=1)
-        if not better.any():
-            kept[row] = True
-            front = np.concatenate([front, values[row : row + 1]])
-    return kept

@@ -20,10 +20,11 @@ CAPACITY_KEYS = (
     *_COMMON,
     "fleet",
     "load",
-    "size",
     "gpu_budget",
     "tolerance",
     "saturation",
+    "replays",
+    "exhaustive",
 )
 _TRACE_KEYS = ("path", "format", "time_unit", "block_size", "limit", "arrival_speedup_ratio")
 _DEFAULT_SPEC = {
@@ -55,6 +56,8 @@ def read_plan(path: str | os.PathLike[str], keys: tuple[str, ...]) -> dict[str, 
     tree = _with_table_paths(tree, path.parent)
     if "axes" in keys and "axes" not in tree:
         raise InputError(f"{path.name}, axes", MISSING, "axes, or a list of points")
+    if tree.get("spec") is None and tree.get("trace") is None:
+        raise InputError(f"{path.name}, trace", MISSING, "a trace, or a spec with requests")
     arguments = {name: tree[name] for name in keys if name in tree and name not in _COMMON[:2]}
     arguments["base"] = _spec(path, tree.get("spec", _DEFAULT_SPEC))
     arguments["workload"] = None if tree.get("trace") is None else _trace(path, tree["trace"])

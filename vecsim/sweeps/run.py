@@ -18,14 +18,14 @@ import numpy as np
 import polars as pl
 
 from vecsim.config.load import Source
-from vecsim.errors import InputError
-from vecsim.files import replace_file
+from vecsim.errors import InputError, VecsimError
+from vecsim.files import check_writable, replace_file
 from vecsim.run.replay import thread_count
 from vecsim.sweeps.axes import Point, points_of
 from vecsim.sweeps.evaluate import Evaluator, Setup, prepare
 from vecsim.sweeps.frame import SweepFrame, pool_prices, sweep_frame
 from vecsim.sweeps.memory import freed_memory_kept
-from vecsim.sweeps.verdict import read_slo
+from vecsim.sweeps.verdict import check_slo_metrics, read_slo
 from vecsim.timing.model import CompiledTiming, PassTiming, check_timing
 from vecsim.timing.table import TimingTable
 from vecsim.workload.workload import Workload
@@ -35,7 +35,8 @@ EXECUTORS = ("threads", "ray")
 Row = dict[str, Any]
 Report = Callable[[int, int], None]
 
-_SAVE_EVERY_S = 30.0
+_SAVE_EVERY_S = 1.0
+_SAVING_SHARE = 0.05  # of the time may go into saving, at most
 _POLL_S = 0.1
 _FINGERPRINT = "vecsim.sweep"
 
@@ -49,6 +50,18 @@ class SweepInterrupted(KeyboardInterrupt):
 
     def __init__(self, frame: SweepFrame) -> None:
         super().__init__("sweep interrupted")
+        self.frame = frame
+
+
+class SweepNotWritten(VecsimError):
+    """The output of a finished sweep could not be written.
+
+    Attributes:
+        frame: all rows.
+    """
+
+    def __init__(self, frame: SweepFrame, reason: str) -> None:
+        super().__init__(reason)
         self.frame = frame
 
 
@@ -92,13 +105,16 @@ def sweep(
             that `ray.init` was called for.
         threads: points at a time; None = one a core. The result does not depend on it.
         progress: True shows a bar on stderr; a function is called with (finished, points).
-        output: Parquet file to keep finished rows in, written every half minute and at the end.
+        output: Parquet file to keep finished rows in, written about every
+            second (less often where that takes long) and at the end.
         resume: take the finished rows of `output` over, if it is there.
         overwrite: replace an `output` that is there.
 
     Raises:
         InputError: malformed arguments, an `output` in use, or one of another configuration.
         SweepInterrupted: Ctrl-C; holds the finished rows, which are in `output` too.
+        SweepNotWritten: all points ran, but `output` could not be written; holds the rows.
+        VecsimError: `output` cannot be written, found before the first point.
     """
     timings = {
         "timing": timing,
@@ -112,7 +128,9 @@ def sweep(
         raise InputError("executor", executor, f"one of {', '.join(EXECUTORS)}")
     if gpu_hour_price is not None:
         pool_prices(gpu_hour_price)
-    setup = prepare(base, workload, points, timings, read_slo(slo))
+    bounds = read_slo(slo)
+    setup = prepare(base, workload, points, timings, bounds)
+    check_slo_metrics(bounds, setup.tree, points)
     store = _Store(setup, points, gpu_hour_price, output, resume, overwrite)
     todo = store.todo()
     with _shown(progress, len(points)) as report:
@@ -128,7 +146,10 @@ def sweep(
         except KeyboardInterrupt:
             store.save()
             raise SweepInterrupted(store.frame()) from None
-    store.save()
+    try:
+        store.save()
+    except VecsimError as error:
+        raise SweepNotWritten(store.frame(), str(error)) from None
     return store.frame()
 
 
@@ -216,6 +237,7 @@ class _Store:
         self._price = gpu_hour_price
         self._path = None if output is None else Path(output)
         self._saved = time.monotonic()
+        self._pause_s = _SAVE_EVERY_S
         if self._path is None:
             if resume:
                 raise InputError("resume", True, "an output file to resume")
@@ -225,7 +247,11 @@ class _Store:
             if resume:
                 self.rows = self._earlier_rows()
             elif not overwrite:
-                raise InputError("output", str(self._path), "no earlier result, unless told to")
+                expected = (
+                    "no earlier result, or --overwrite (overwrite=True) or --resume (resume=True)"
+                )
+                raise InputError("output", str(self._path), expected)
+        check_writable(self._path)
 
     def _earlier_rows(self) -> dict[int, Row]:
         try:
@@ -244,8 +270,12 @@ class _Store:
 
     def keep(self, row: Row) -> None:
         self.rows[row["point"]] = row
-        if time.monotonic() - self._saved > _SAVE_EVERY_S:
-            self.save()
+        started = time.monotonic()
+        if started - self._saved > self._pause_s:
+            with contextlib.suppress(VecsimError):  # the last save says what is wrong
+                self.save()
+            self._pause_s = max(_SAVE_EVERY_S, (time.monotonic() - started) / _SAVING_SHARE)
+            self._saved = time.monotonic()
 
     def frame(self) -> SweepFrame:
         return sweep_frame(list(self.rows.values()), self._points, self._price)

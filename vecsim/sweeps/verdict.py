@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vecsim.errors import InputError
 from vecsim.kernels.state import status as S
+from vecsim.sweeps.steadiness import STABLE
+
+if TYPE_CHECKING:
+    from vecsim.sweeps.axes import Point
 
 _BOUND = re.compile(r"\s*(<=|>=)\s*(\S+)\s*")
 _DROPPED = ("rejected", "shed", "failed", "canceled")
@@ -33,6 +37,8 @@ class Bound:
     def excess(self, report: Mapping[str, Any]) -> float:
         """How far the metric is beyond the bound, as a share of the bound (0 = met). A metric
         without samples is met if anything completed at all, else missed without end."""
+        if self.metric not in report:
+            return math.inf
         value = report[self.metric]
         if value is None:
             return 0.0 if report["completed_requests"] else math.inf
@@ -41,6 +47,8 @@ class Bound:
 
     def miss(self, report: Mapping[str, Any]) -> str:
         """One phrase that says how the bound was missed."""
+        if self.metric not in report:
+            return f"{self.metric} is not in the report"
         value = report[self.metric]
         if value is None:
             return f"{self.metric} has no samples"
@@ -69,6 +77,31 @@ def read_slo(slo: Mapping[str, Any] | None) -> tuple[Bound, ...]:
             raise InputError(f"slo.{metric}", limit, f"a metric of the report such as {near[0]}")
         bounds.append(_bound(metric, limit))
     return tuple(bounds)
+
+
+def check_slo_metrics(
+    bounds: tuple[Bound, ...], tree: Mapping[str, Any], points: Sequence[Point]
+) -> None:
+    """Refuse bounds on what no report of a sweep will hold: goodput, where no point has an `sla`.
+
+    Args:
+        bounds: of `read_slo`.
+        tree: the base spec.
+        points: what is set in it.
+
+    Raises:
+        InputError: such a bound.
+    """
+    spec = tree.get("spec", tree)
+    sla = spec.get("sla") if isinstance(spec, Mapping) else None
+    given = isinstance(sla, Mapping) and any(value is not None for value in sla.values())
+    given = given or any(
+        path.removeprefix("spec.").startswith("sla") for point in points for path in point.fields
+    )
+    for bound in bounds:
+        if bound.metric.startswith("goodput") and not given:
+            expected = "sla.ttft_ms, sla.itl_ms or sla.e2e_ms in the spec: goodput is held to it"
+            raise InputError(f"slo.{bound.metric}", bound.limit, expected)
 
 
 def _bound(metric: str, limit: Any) -> Bound:
@@ -120,7 +153,8 @@ def shortfall(row: Mapping[str, Any], bounds: tuple[Bound, ...]) -> tuple[float,
     """
     if row["status"] != "ok":
         return (1.0, 0.0, 0.0, 0.0)
+    growing = row.get("load_state") not in (None, STABLE) or bool(row["backlog_growing"])
     lost = sum(row[f"{status}_requests"] for status in _DROPPED)
     share = lost / max(row["num_requests"], 1)
     worst = max((bound.excess(row) for bound in bounds), default=0.0)
-    return (0.0, share, worst, float(bool(row["backlog_growing"])))
+    return (0.0, share, worst, float(growing))

@@ -31,6 +31,7 @@ from vecsim.config.schema import (
 )
 from vecsim.config.validate_timing import aic_config
 from vecsim.errors import MISSING, InputError
+from vecsim.timing import aic
 from vecsim.timing.grids import Grid, sample
 from vecsim.timing.hardware import Gpu, Model, gpu_of, known_gpu, known_model, model_of
 from vecsim.timing.kv_capacity import (
@@ -39,7 +40,6 @@ from vecsim.timing.kv_capacity import (
     estimate,
     kv_bytes_per_token,
 )
-from vecsim.timing import aic
 from vecsim.timing.model import CompiledTiming
 from vecsim.timing.points import read_points
 from vecsim.timing.resolve import TimingWarning

@@ -15,8 +15,8 @@ import numpy as np
 import polars as pl
 
 from vecsim.errors import InputError
+from vecsim.kernels.timing import table as words
 from vecsim.kernels.timing.durations import CODE, CODE_OF_SERIES
-from vecsim.kernels.timing.durations import table as words
 from vecsim.timing.model import BoundTiming
 from vecsim.timing.points import DECODE, PREFILL, points_of
 
