@@ -1,4 +1,4 @@
-"""The room of waiting requests against a plain list that is sorted at every step."""
+"""The arrival source against a plain list that is sorted at every step."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from vecsim.kernels.compile.jit import entry
 from vecsim.kernels.fleet import arrivals
 from vecsim.kernels.state import status as S
 from vecsim.kernels.state.codes import NONE
-from vecsim.run.waiting import graph_arrivals
+from vecsim.run.lower.arrivals import graph_arrivals
 from vecsim.workload.dependencies import Dependencies
 
 
@@ -22,8 +22,8 @@ def take(room, now):
 
 @entry
 def following(room):
-    """`next_ready`."""
-    return arrivals.next_ready(room)
+    """`next_time`."""
+    return arrivals.next_time(room)
 
 
 @entry

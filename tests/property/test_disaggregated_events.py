@@ -9,7 +9,7 @@ from tests.models import slow_events
 from tests.models.slow_model import Endless
 from tests.property.test_kv_events import check_rank
 from vecsim.errors import SimulationError
-from vecsim.kernels.fleet import handoff_events as steps
+from vecsim.kernels.state import fleet as F
 from vecsim.results.result import Result
 from vecsim.run.kv_events import KIND, OCCASION
 from vecsim.run.replay import replay
@@ -33,10 +33,10 @@ KINDS = {
 }
 FIRST_SEED = 760_000
 INSTANTS = {
-    steps.SOURCE_HELD: "source_held_ms",
-    steps.RESERVED: "destination_reserved_ms",
-    steps.ACTIVATED: "destination_activated_ms",
-    steps.SOURCE_RELEASED: "source_released_ms",
+    F.STEP_HELD: "source_held_ms",
+    F.STEP_RESERVED: "destination_reserved_ms",
+    F.STEP_ACTIVATED: "destination_activated_ms",
+    F.STEP_RELEASED: "source_released_ms",
 }
 
 
@@ -86,11 +86,11 @@ def check_events(frame: pl.DataFrame, expected: list[tuple]) -> None:
 
 
 IN_ORDER = (
-    steps.SOURCE_HELD,
-    steps.ACCEPTED,
-    steps.RESERVED,
-    steps.ACTIVATED,
-    steps.COMPLETED,
+    F.STEP_HELD,
+    F.STEP_ACCEPTED,
+    F.STEP_RESERVED,
+    F.STEP_ACTIVATED,
+    F.STEP_COMPLETED,
 )
 DESTINATION_FIRST = (*IN_ORDER[1:3], IN_ORDER[0], *IN_ORDER[3:])
 
@@ -110,7 +110,7 @@ def check_steps(observed: Result, sglang: bool) -> None:
         own = log.kind[log.request == row].tolist()
         assert len(set(own)) == len(own)
         # A source may be released after its request has ended.
-        in_order = [k for k in own if k != steps.SOURCE_RELEASED]
+        in_order = [k for k in own if k != F.STEP_RELEASED]
         assert in_order == [k for k in order if k in own]
     if observed.payload.spec.max_sim_time_ms is None:
         all_came = observed.requests.filter(terminal_status="not_arrived").is_empty()

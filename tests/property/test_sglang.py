@@ -107,7 +107,7 @@ def test_random_specs_meet_the_edges():
 
 COMPILED = """
 import sys
-from vecsim.kernels import aggregated, aggregated_sglang
+from vecsim.kernels import entries_sglang, entries_vllm
 from vecsim.kernels.cache import block_pool, radix_tree
 from vecsim.kernels.sched import sglang, vllm
 from vecsim.run.replay import replay
@@ -121,8 +121,9 @@ replay({
         {"id": "r", "arrival_time_ms": 0, "input_tokens": 100, "output_tokens": 3}
     ],
 })
-used = [m for m in (aggregated, aggregated_sglang) if m.run_independent.signatures]
-assert used == [aggregated_sglang if backend == "sglang" else aggregated], used
+used = [m for m in (entries_vllm, entries_sglang) if m.run_independent.signatures]
+assert used == [entries_sglang if backend == "sglang" else entries_vllm], used
+assert not entries_vllm.run_fleet.signatures and not entries_sglang.run_fleet.signatures
 idle = (vllm, block_pool) if backend == "sglang" else (sglang, radix_tree)
 for module in idle:
     for name, kernel in vars(module).items():

@@ -8,9 +8,10 @@ import pytest
 import xxhash
 
 import vecsim
+from tests.support.signatures import assert_one_a_combination
 from vecsim import engine
 from vecsim.errors import InputError
-from vecsim.kernels import aggregated_events, disaggregated_events
+from vecsim.kernels import entries_vllm
 from vecsim.kernels.cache import event_columns
 from vecsim.kernels.compile.jit import DISABLED
 from vecsim.run.kv_events import KV_EVENTS_SCHEMA
@@ -374,9 +375,8 @@ def test_files(tmp_path):
 def test_one_signature_each():
     assert observed(spec_of([request("a", 0, 8)])).kv_events.height == 2
     assert observed(split([request("a", 0, 8, 2)])).kv_events.height == 4
+    assert_one_a_combination(entries_vllm.run_independent, entries_vllm.run_fleet)
     for kernel in (
-        aggregated_events.run_independent,
-        disaggregated_events.run_disaggregated,
         event_columns.hash_rows,
         event_columns.count_visible,
         event_columns.fill_columns,

@@ -16,6 +16,7 @@ from tests.models import slow_events
 from tests.models.slow_model import Endless
 from tests.property.test_disaggregated_events import check_events, check_steps
 from tests.property.test_kv_events import chained, check_rank
+from tests.support.signatures import assert_one_a_combination
 from tests.support.trace_text import write
 from vecsim.errors import InputError, SimulationError
 from vecsim.kernels.compile.jit import DISABLED
@@ -215,12 +216,7 @@ def test_random_traffic_of_fleets_equals_the_slow_model(backend, tmp_path, monke
 
 @pytest.mark.skipif(DISABLED, reason="kernels are not compiled")
 def test_every_entry_point_has_one_signature(tmp_path) -> None:
-    from vecsim.kernels import (
-        aggregated_sglang_waiting_events,
-        aggregated_waiting_events,
-        disaggregated_sglang_waiting_events,
-        disaggregated_waiting_events,
-    )
+    from vecsim.kernels import entries_sglang, entries_vllm
 
     private = vecsim.synthesize(2, turns=2, input_tokens=9, output_tokens=3)
     for workload in (turns(tmp_path), private, private.lengths_only()):
@@ -228,7 +224,4 @@ def test_every_entry_point_has_one_signature(tmp_path) -> None:
             for rank in ({}, {"enable_prefix_caching": False}):
                 replay(fleet(backend, **rank), workload=workload, observe="kv_events")
                 replay(pools(backend, **rank), workload=workload, observe="kv_events")
-    for entries in (disaggregated_waiting_events, disaggregated_sglang_waiting_events):
-        assert len(entries.run_disaggregated.signatures) == 1, entries
-    for entries in (aggregated_waiting_events, aggregated_sglang_waiting_events):
-        assert len(entries.run_coupled.signatures) == 1, entries
+    assert_one_a_combination(entries_vllm.run_fleet, entries_sglang.run_fleet)

@@ -1,4 +1,4 @@
-"""Workloads of one's own whose requests wait for others, through the decode batch door."""
+"""Workloads of one's own whose requests wait for others, through the front door."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import polars as pl
 import pytest
 
 import vecsim
+from tests.support.signatures import assert_one_a_combination
 from tests.support.trace_text import AGENTIC_HEADER, agentic, edge, line, write
 from vecsim.errors import InputError
 from vecsim.kernels.compile.jit import DISABLED
@@ -182,7 +183,8 @@ def test_rows_in_any_order_are_the_same_sessions(tmp_path) -> None:
 
 @pytest.mark.skipif(DISABLED, reason="kernels are not compiled")
 def test_every_entry_point_has_one_signature(tmp_path) -> None:
-    from vecsim.kernels import aggregated, aggregated_sglang_waiting, aggregated_waiting
+    from vecsim.kernels import entries_sglang, entries_vllm
+    from vecsim.kernels.cache import sharing
 
     text = "".join(line(session_id="s", timestamp=None, output_length=0) for _ in range(2))
     full = vecsim.read_trace(write(tmp_path, text))
@@ -195,12 +197,8 @@ def test_every_entry_point_has_one_signature(tmp_path) -> None:
                 vecsim.replay(fleet(backend, **rank), workload=workload)
     fifo = fleet(preemption_mode="fifo")
     assert len(vecsim.replay(fifo, workload=conversations()).requests) == 100
-    for kernel in (
-        aggregated.prepare,
-        aggregated_waiting.run_coupled,
-        aggregated_sglang_waiting.run_coupled,
-    ):
-        assert len(kernel.signatures) == 1, kernel
+    kernels = (sharing.analyse, entries_vllm.run_fleet, entries_sglang.run_fleet)
+    assert_one_a_combination(*kernels)
 
 
 def test_one_turn_of_a_session_at_a_time() -> None:

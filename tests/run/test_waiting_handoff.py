@@ -1,10 +1,11 @@
-"""Requests that wait for others in prefill/decode fleets, through the decode batch door."""
+"""Requests that wait for others in prefill/decode fleets, through the front door."""
 
 from __future__ import annotations
 
 import pytest
 
 import vecsim
+from tests.support.signatures import assert_one_a_combination
 from tests.support.trace_text import AGENTIC_HEADER, agentic, line, write
 from vecsim.kernels.compile.jit import DISABLED
 
@@ -107,7 +108,7 @@ def test_a_refused_destination_ends_its_session(backend) -> None:
 
 @pytest.mark.skipif(DISABLED, reason="kernels are not compiled")
 def test_every_entry_point_has_one_signature(tmp_path) -> None:
-    from vecsim.kernels import disaggregated_sglang_waiting, disaggregated_waiting
+    from vecsim.kernels import entries_sglang, entries_vllm
 
     text = "".join(line(session_id="s", timestamp=None, output_length=0) for _ in range(2))
     full = vecsim.read_trace(write(tmp_path, text))
@@ -122,5 +123,4 @@ def test_every_entry_point_has_one_signature(tmp_path) -> None:
                 spec["tokenization"] = {"workers": 1, "base_ms": 1, "per_input_token_ms": 0}
                 vecsim.replay(spec, workload=workload)
             vecsim.replay(fleet(backend, workers=2, dp_size=2), workload=workload)
-    for entries in (disaggregated_waiting, disaggregated_sglang_waiting):
-        assert len(entries.run_disaggregated.signatures) == 1, entries
+    assert_one_a_combination(entries_vllm.run_fleet, entries_sglang.run_fleet)

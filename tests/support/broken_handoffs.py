@@ -9,7 +9,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -17,68 +16,63 @@ import numpy as np
 from vecsim.config.schema import FixedTiming, RankConfig, ReplayRequest
 from vecsim.engine import ReplayEngineConfig, run_engine_handoff_conformance
 from vecsim.errors import ConformanceError
-from vecsim.kernels import disaggregated_events, disaggregated_sglang_events
+from vecsim.kernels import entries_sglang, entries_vllm
 from vecsim.kernels.cache.block_pool import row_run
 from vecsim.kernels.cache.kv_events import AT_RESERVE, STORED_FIRST, log_blocks, mark_visible
-from vecsim.kernels.fleet import handoff_events
-from vecsim.kernels.fleet.handoff import NOW, HandoffRank
-from vecsim.kernels.sched import sglang_roles_events, vllm_roles_events
+from vecsim.kernels.fleet import clock as fleet_clock
+from vecsim.kernels.sched.interface import Scheduler
+from vecsim.kernels.state import fleet as F
 from vecsim.kernels.state import rank as R
-from vecsim.run import lower_handoff
+from vecsim.run.lower import fleet as lowering
 
-ROLES = {"vllm": vllm_roles_events, "sglang": sglang_roles_events}
-ENTRIES = {"vllm": disaggregated_events, "sglang": disaggregated_sglang_events}
+ENTRIES = {"vllm": entries_vllm, "sglang": entries_sglang}
 
 
-def breaches(handoff: HandoffRank) -> dict[str, dict[str, Callable]]:
-    """Other kernels for the rank of a handoff."""
+def breaches(scheduler: Scheduler) -> dict[str, dict[str, Callable]]:
+    """Other kernels for the ranks of a handoff."""
 
     def log_first_block(requests, pools, s, q):
-        row = row_run(getattr(pools, "named", requests), s, q, np.int64(0))[0]
+        named = requests if pools.events.named is None else pools.events.named
+        row = row_run(named, s, q, np.int64(0))[0]
         log_blocks(pools.events, s, STORED_FIRST, row, np.int64(1))
 
-    def publish_when_reserved(requests, pools, s, q):
-        new_blocks = handoff.reserve(requests, pools, s, q)
+    def store_when_reserved(requests, pools, s, q, now):
+        new_blocks = scheduler.reserve(requests, pools, s, q, now)
         log_first_block(requests, pools, s, q)
-        mark_visible(pools.events, s, pools.steps.time[NOW], AT_RESERVE)
+        mark_visible(pools.events, s, now, AT_RESERVE)
         return new_blocks
 
-    def publish_never(requests, pools, s, q):
+    def store_never(requests, pools, s, q, now):
         s[R.PREFIX_CACHING] = 0
-        handoff.activate(requests, pools, s, q)
+        scheduler.activate(requests, pools, s, q, now)
 
-    def publish_anew(requests, pools, s, q):
-        handoff.activate(requests, pools, s, q)
+    def store_anew(requests, pools, s, q, now):
+        scheduler.activate(requests, pools, s, q, now)
         log_first_block(requests, pools, s, q)
 
-    def keep_source(requests, pools, s, q):
-        now = pools.steps.time[NOW]
-        handoff_events.log_step(pools.steps, handoff_events.SOURCE_RELEASED, q, now)
-
-    def never_release(requests, pools, s, q):
+    def keep_source(requests, pools, s, q, now):
         pass
 
     return {
         "as they are": {},
-        "published when reserved": {"reserve": publish_when_reserved},
-        "never published": {"activate": publish_never},
-        "published anew": {"activate": publish_anew},
-        "blocks of the source kept": {"release_source": keep_source},
-        "source never released": {"release_source": never_release},
+        "published when reserved": {"reserve": store_when_reserved},
+        "never published": {"activate": store_never},
+        "published anew": {"activate": store_anew},
+        "blocks of the source kept": {"release_held": keep_source},
     }
+
+
+def never_release(transfers, kind, q):
+    """Appends an action, unless it is a release."""
+    if kind != F.RELEASE:
+        ACT(transfers, kind, q)
+
+
+ACT = fleet_clock.act
 
 
 def let_two_tokens_out(workload):
     return replace(workload, output_length=np.minimum(workload.output_length, 2))
-
-
-def clock_of(
-    entries: ModuleType, roles: ModuleType, source_first: bool, **broken: Callable
-) -> Callable:
-    """The clock around ranks with other kernels."""
-    worker = entries._worker.bind(roles.SCHEDULER)
-    handoff = roles.HANDOFF._replace(**broken)
-    return entries._clock.bind(worker, handoff, source_first=source_first)
 
 
 def verdict(backend: str) -> str:
@@ -105,16 +99,17 @@ def with_(backend: str, module: Any, name: str, value: Any) -> str:
 
 def main(backend: str) -> None:
     """Print a line for each breach."""
-    roles, entries = ROLES[backend], ENTRIES[backend]
-    source_first = backend == "vllm"
-    clocks = {
-        breach: clock_of(entries, roles, source_first, **kernels)
-        for breach, kernels in breaches(roles.HANDOFF).items()
+    entries = ENTRIES[backend]
+    scheduler = entries.SCHEDULER
+    broken = {
+        breach: scheduler._replace(**kernels) for breach, kernels in breaches(scheduler).items()
     }
-    clocks["the other side asked first"] = clock_of(entries, roles, not source_first)
-    for breach, clock in clocks.items():
-        print(f"{breach}: {with_(backend, entries, 'run_clock', clock)}")
-    two = with_(backend, lower_handoff, "prompts_only", let_two_tokens_out)
+    other = scheduler._replace(reserves_first=not scheduler.reserves_first)
+    broken["the other side asked first"] = other
+    for breach, ranks in broken.items():
+        print(f"{breach}: {with_(backend, entries, 'run_clock', fleet_clock.bind(ranks))}")
+    print(f"source never released: {with_(backend, fleet_clock, 'act', never_release)}")
+    two = with_(backend, lowering, "prompts_only", let_two_tokens_out)
     print(f"two tokens from the source: {two}")
 
 

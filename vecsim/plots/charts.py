@@ -308,7 +308,7 @@ class SweepPlots:
             y=alt.Y(f"{y}:Q", title=title(y), scale=alt.Scale(zero=False)),
         )
         dots = base.mark_point(filled=True, size=45).encode(
-            color=alt.Color("on_front:N", title="on the decode batch"),
+            color=alt.Color("on_front:N", title="on the front"),
             tooltip=[
                 alt.Tooltip(f"{_escaped(name)}:N", title=name) for name in (*self._axes, x, y)
             ],

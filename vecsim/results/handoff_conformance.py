@@ -14,7 +14,7 @@ import polars as pl
 
 from vecsim.config.schema import Backend, EngineDescriptor, ReplayRequest
 from vecsim.errors import ConformanceError
-from vecsim.kernels.fleet import handoff_events as steps
+from vecsim.kernels.state import fleet as F
 from vecsim.run.kv_events import stored_hashes
 
 if TYPE_CHECKING:
@@ -32,12 +32,12 @@ Step = Literal[
 ]
 
 _STEPS: dict[int, Step] = {
-    int(steps.SOURCE_HELD): "SourceHeld",
-    int(steps.ACCEPTED): "DestinationAccepted",
-    int(steps.RESERVED): "DestinationReserved",
-    int(steps.ACTIVATED): "DestinationActivated",
-    int(steps.SOURCE_RELEASED): "SourceReleased",
-    int(steps.COMPLETED): "Completed",
+    int(F.STEP_HELD): "SourceHeld",
+    int(F.STEP_ACCEPTED): "DestinationAccepted",
+    int(F.STEP_RESERVED): "DestinationReserved",
+    int(F.STEP_ACTIVATED): "DestinationActivated",
+    int(F.STEP_RELEASED): "SourceReleased",
+    int(F.STEP_COMPLETED): "Completed",
 }
 _TAIL: tuple[Step, ...] = ("DestinationActivated", "SourceReleased", "Completed")
 _LIFECYCLES: dict[Order, tuple[Step, ...]] = {

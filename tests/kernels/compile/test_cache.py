@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import vecsim
+from tests.support.signatures import assert_one_a_combination
 from vecsim.kernels.compile.cache import KERNELS, sources_digest
 from vecsim.kernels.compile.mode import DISABLED
 
@@ -218,7 +219,9 @@ def test_two_processes_may_start_on_an_empty_cache(copy, tmp_path):
 @pytest.mark.skipif(DISABLED, reason="kernels are not compiled")
 def test_every_entry_point_has_one_signature():
     """Whatever the workload and the configuration: columns are normalised before the call."""
-    from vecsim.kernels import aggregated, placement
+    from vecsim.kernels import entries_vllm
+    from vecsim.kernels.cache import sharing
+    from vecsim.kernels.fleet import placement
 
     rank = {"num_gpu_blocks": 12, "block_size": 4}
     spec = {
@@ -236,11 +239,6 @@ def test_every_entry_point_has_one_signature():
             vecsim.replay({**spec, **change}, workload=workload)
     tokenized = {"spec": spec, "tokenization": {"base_ms": 1.0}}
     vecsim.replay(tokenized, workload=plain)
-    entries = (
-        aggregated.prepare,
-        aggregated.run_independent,
-        aggregated.run_coupled,
-        placement.tokenize_all,
-    )
-    for kernel in entries:
-        assert len(kernel.signatures) == 1, kernel
+    kernels = (sharing.analyse, placement.tokenize_all)
+    assert [len(kernel.signatures) for kernel in kernels] == [1, 1]
+    assert_one_a_combination(entries_vllm.run_independent, entries_vllm.run_fleet)
