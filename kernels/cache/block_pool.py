@@ -97,6 +97,7 @@ def new_copy(pools, s, row):
         index[P.PRIMARY, row] = copy
     else:
         nodes[P.NEWER, older] = copy
+        s[R.DUPLICATES] += 1
     index[P.NEWEST, row] = copy
     return copy
 
@@ -116,6 +117,7 @@ def forget_copy(pools, s, copy):
         pools.index[P.NEWEST, row] = older
     else:
         nodes[P.OLDER, newer] = older
+    s[R.DUPLICATES] -= np.int64(older >= 0 or newer >= 0)
     nodes[P.NEWER, copy] = s[R.COPY_FREE]
     s[R.COPY_FREE] = copy
 
@@ -138,6 +140,9 @@ def belady_victim(requests, pools, next_uses, s):
         if use > victim_use:
             victim = node
             victim_use = use
+        if victim_use == NEVER and s[R.DUPLICATES] == 0:
+            # Nothing is used later, and no duplicate is to be found further on.
+            return victim
         node = np.int64(pools.nodes[P.FOLLOWING, node])
     return victim
 

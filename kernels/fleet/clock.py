@@ -187,12 +187,14 @@ def bind(scheduler: Scheduler) -> Callable:
 
     @inner
     def cancel_ended(transfers, fleet, s):
-        """Cancel the handoffs of the requests that ended on a prefill rank."""
+        """Cancel the handoffs of the requests that ended on a prefill rank, which holds nothing of
+        them; a destination that waits is told at once (found by comparison with the reference)."""
         state = fleet.requests.state
+        kind = F.CANCEL_DESTINATION if reserves_first else F.CANCEL_SOURCE
         copy = s[R.SIGNAL_HEAD]
         while copy >= 0:
             if np.int64(state[Q.SIGNALS, copy]) & Q.ENDED:
-                act(transfers, F.CANCEL_SOURCE, copy)
+                act(transfers, kind, copy)
             copy = np.int64(state[Q.NEXT_SIGNAL, copy])
 
     @inner
@@ -481,17 +483,15 @@ def bind(scheduler: Scheduler) -> Callable:
 
     @inner
     def free_source(transfers, fleet, kind, q):
-        """Let a prefill rank forget a request: blocks that it holds are free once its worker is
-        idle."""
+        """Let a prefill rank forget a request, once its worker is idle."""
         r = np.int64(fleet.requests.state[Q.RANK, q])
         s = fleet.ranks.fields[r]
         worker = s[R.WORKER]
-        held = transfers.instants[F.HELD_AT, q] >= 0.0
-        if held and fleet.workers.state[worker, W.PENDING] != W.NO_PASS:
+        if fleet.workers.state[worker, W.PENDING] != W.NO_PASS:
             defer(transfers, r, kind, q)
             return
         now = fleet.clock.time[F.NOW]
-        if held:
+        if transfers.instants[F.HELD_AT, q] >= 0.0:
             count_idle_time(fleet, worker, now)
             release_held(fleet.requests, fleet.pools, s, q, now)
             log_step(transfers.steps, F.STEP_RELEASED, q, now)

@@ -14,31 +14,11 @@ from __future__ import annotations
 import numpy as np
 
 from vecsim.kernels.compile.jit import inner
-from vecsim.kernels.fleet.itl_histogram import count_gaps
 from vecsim.kernels.sched.lifecycle import mark_second_tokens
 from vecsim.kernels.state import rank as R
 from vecsim.kernels.state import worker as W
 from vecsim.kernels.timing.durations import decode_series
-
-
-@inner
-def passes_within(s, lists, blocks, passes):
-    """How many of `passes` pure decode passes the given number of blocks suffices for."""
-    decodes = s[R.DECODING]
-    block_size = s[R.BLOCK_SIZE]
-    if decodes * (passes // block_size + 1) <= blocks:
-        return passes
-    covered = (blocks // decodes) * block_size
-    left = blocks % decodes
-    growth = lists[s[R.GROWTH_OFFSET] : s[R.GROWTH_OFFSET] + block_size]
-    slot = s[R.TICK] % block_size
-    while covered < passes and growth[slot] <= left:
-        left -= growth[slot]
-        covered += 1
-        slot += 1
-        if slot == block_size:
-            slot = np.int64(0)
-    return min(covered, passes)
+from vecsim.kernels.timing.itl_histogram import count_gaps
 
 
 @inner

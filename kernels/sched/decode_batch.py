@@ -94,3 +94,23 @@ def advance_decode_batch(s, passes):
     """`passes` decode passes went by for every member."""
     s[R.TICK] += passes
     s[R.DECODING_CONTEXT] += passes * s[R.DECODING]
+
+
+@inner
+def passes_within(s, lists, blocks, passes):
+    """How many of `passes` pure decode passes the given number of blocks suffices for."""
+    decodes = s[R.DECODING]
+    block_size = s[R.BLOCK_SIZE]
+    if decodes * (passes // block_size + 1) <= blocks:
+        return passes
+    covered = (blocks // decodes) * block_size
+    left = blocks % decodes
+    growth = lists[s[R.GROWTH_OFFSET] : s[R.GROWTH_OFFSET] + block_size]
+    slot = s[R.TICK] % block_size
+    while covered < passes and growth[slot] <= left:
+        left -= growth[slot]
+        covered += 1
+        slot += 1
+        if slot == block_size:
+            slot = np.int64(0)
+    return min(covered, passes)

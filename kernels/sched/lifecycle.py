@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from vecsim.kernels.compile.jit import inner
-from vecsim.kernels.fleet.itl_histogram import count_gap
 from vecsim.kernels.state import rank as R
 from vecsim.kernels.state import request as Q
 from vecsim.kernels.state import status as S
 from vecsim.kernels.state import worker as W
 from vecsim.kernels.state.codes import NONE
+from vecsim.kernels.timing.itl_histogram import count_gap
 
 
 @inner

@@ -20,7 +20,6 @@ import numpy as np
 from vecsim.kernels.cache.page_events import count_pass, report_after_pass
 from vecsim.kernels.cache.radix_tree import evict
 from vecsim.kernels.compile.jit import inner
-from vecsim.kernels.fleet.itl_histogram import count_gap
 from vecsim.kernels.sched.decode_batch import (
     advance_decode_batch,
     close_gaps,
@@ -54,6 +53,7 @@ from vecsim.kernels.state import status as S
 from vecsim.kernels.state import worker as W
 from vecsim.kernels.state.codes import NONE
 from vecsim.kernels.timing.durations import decode_ms, prefill_ms
+from vecsim.kernels.timing.itl_histogram import count_gap
 
 LOOKAHEAD_TOKENS = np.int64(20)
 """Room per survivor that a retraction makes."""

@@ -11,9 +11,8 @@ from vecsim.kernels.cache.kv_events import TAKEN, events_have_room
 from vecsim.kernels.cache.page_events import count_decode, report, report_after_run, report_is_due
 from vecsim.kernels.cache.radix_tree import build_table, clear
 from vecsim.kernels.compile.jit import inner
-from vecsim.kernels.fleet.decode_run import passes_within
 from vecsim.kernels.sched import waiting_queue
-from vecsim.kernels.sched.decode_batch import known_tokens
+from vecsim.kernels.sched.decode_batch import known_tokens, passes_within
 from vecsim.kernels.sched.interface import Scheduler
 from vecsim.kernels.sched.sglang import (
     apply,

@@ -34,7 +34,6 @@ from vecsim.kernels.cache.block_pool import (
 )
 from vecsim.kernels.cache.kv_events import mark_pass_end
 from vecsim.kernels.compile.jit import inner
-from vecsim.kernels.fleet.itl_histogram import count_gap
 from vecsim.kernels.sched.decode_batch import (
     advance_decode_batch,
     close_gaps,
@@ -70,6 +69,7 @@ from vecsim.kernels.state import request as Q
 from vecsim.kernels.state import status as S
 from vecsim.kernels.state.codes import NONE
 from vecsim.kernels.timing.durations import decode_ms, prefill_ms
+from vecsim.kernels.timing.itl_histogram import count_gap
 
 PREEMPTING_LIMIT = np.int64(1024)
 """So many passes preempt without a token or an end before an empty prompt has to fail."""

@@ -8,8 +8,7 @@ import numpy as np
 
 from vecsim.kernels.cache.kv_events import AT_PASS_END, TAKEN, events_have_room, mark_visible
 from vecsim.kernels.compile.jit import inner
-from vecsim.kernels.fleet.decode_run import passes_within
-from vecsim.kernels.sched.decode_batch import advance_decode_batch
+from vecsim.kernels.sched.decode_batch import advance_decode_batch, passes_within
 from vecsim.kernels.sched.interface import Scheduler
 from vecsim.kernels.sched.vllm import (
     apply,

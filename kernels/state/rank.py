@@ -125,8 +125,9 @@ AGGREGATED, SOURCE, DESTINATION = (np.int64(k) for k in range(3))
     COPIES_GRANTED,  # copies that the rank was given (content.py)
     REJECTED_TAIL,
     WORKER,  # place of its worker among all
-) = (np.int64(PARAMS + k) for k in range(56))
-RANK_FIELDS = PARAMS + 56
+    DUPLICATES,  # cached copies beyond the first of their identity
+) = (np.int64(PARAMS + k) for k in range(57))
+RANK_FIELDS = PARAMS + 57
 
 
 class Ranks(NamedTuple):

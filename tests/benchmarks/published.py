@@ -16,7 +16,7 @@ import numpy as np
 
 import vecsim
 from vecsim.errors import VecsimError
-from vecsim.timing.hardware import model_of
+from vecsim.timing.machine.hardware import model_of
 from vecsim.workload.workload import Workload
 
 LENGTHS = {"1/1": (1024, 1024), "1/8": (1024, 8192), "8/1": (8192, 1024), "32/1": (32768, 1024)}

@@ -25,9 +25,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from vecsim.timing.hardware import gpu_of, model_of
-from vecsim.timing.kernels import Collective, Kernel, Kernels, Latent
-from vecsim.timing.roofline import Parallel, Pass, Roofline
+from vecsim.timing.machine.hardware import gpu_of, model_of
+from vecsim.timing.machine.kernels import Collective, Kernel, Kernels, Latent
+from vecsim.timing.machine.roofline import Parallel, Pass, Roofline
 
 _LLAMA_8B, _LLAMA_70B = "meta-llama/Meta-Llama-3.1-8B", "meta-llama/Meta-Llama-3.1-70B"
 _LLAMA_FP8 = "nvidia/Llama-3.1-70B-Instruct-FP8"
@@ -442,13 +442,13 @@ def _put(tables: dict[str, Any], path: tuple[str, ...], values: dict[str, float]
 
 
 _HEADER = """\
-# How near kernels come to the data sheet (`vecsim.timing.kernels`), by architecture and sort.
-#
-# Written by `python -m tests.benchmarks.roofline fit`: each sort of kernel was fitted to what the
-# Apache-2.0 performance database of AISimulate 0.13.0 says of that operator, on the deployments
-# that FITTED lists there (dense, mixture of experts, latent attention; a100_sxm, h100_sxm,
-# h200_sxm, b200_sxm). No whole pass, no deployment of HELD_OUT and no published throughput had a
-# part in it. peak, bandwidth, link: shares of the data sheet's. launch_us, least_us: microseconds.
+# How near kernels come to the data sheet (`vecsim.timing.machine.kernels`), by architecture and
+# sort.  Written by `python -m tests.benchmarks.roofline fit`: each sort of kernel was fitted to
+# what the Apache-2.0 performance database of AISimulate 0.13.0 says of that operator, on the
+# deployments that FITTED lists there (dense, mixture of experts, latent attention; a100_sxm,
+# h100_sxm, h200_sxm, b200_sxm). No whole pass, no deployment of HELD_OUT and no published
+# throughput had a part in it. peak, bandwidth, link: shares of the data sheet's. launch_us,
+# least_us: microseconds.
 
 """
 

@@ -19,7 +19,7 @@ LIMITED = [
     sys.executable,
     "-c",
     "import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
-    "import vecsim.kernels.jit;"
+    "import vecsim.kernels.compile.jit;"
     "resource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192));"
     "from vecsim.cli.main import main; main()",
 ]

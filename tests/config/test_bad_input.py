@@ -17,7 +17,7 @@ from tests.fuzz.campaign import make
 from tests.fuzz.specs import make as draw
 from tests.support.outcomes import outcome_of
 from tests.support.specs import r, spec
-from vecsim.cli.main import main
+from vecsim.cli import main
 from vecsim.config.documents import parse_json, parse_yaml, read_document
 from vecsim.config.load import set_path
 from vecsim.config.validate import MAX_RANKS

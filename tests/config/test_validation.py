@@ -16,7 +16,7 @@ from vecsim.config.validate import check_supported, validate
 from vecsim.errors import InputError, NotSupportedYetError
 
 HERE = Path(__file__).parent
-CASES = HERE / "conformance" / "cases"
+CASES = HERE.parent / "conformance" / "cases"
 REFUSED_FIELDS = json.loads((HERE / "refused_fields.json").read_text())
 BUILT_FEATURES = {
     *("dp", "belady", "closed_loop", "time_limit", "sla", "tokenization", "sglang", "trtllm"),

@@ -390,7 +390,7 @@ class Fleet:
             w.group.close([p for _, p in w.flight])
         for _, p in w.flight:
             self.settled += p.requeued + (p.waits and w.end_ms == self.now and not effect)
-            for q in reversed(p.settled):
+            for q in p.settled:
                 self._settle(self.handoffs[q.index], pool, *q.verdict)
         return effect
 
@@ -398,7 +398,7 @@ class Fleet:
         self.settled += 1
         self._end(h, status, reason)
         if pool is self.pools[PREFILL] and not self.source_first:
-            self.actions.append(("cancel_source", h))
+            self.actions.append(("cancel_destination", h))
         else:
             self._leave(h)
 
@@ -433,7 +433,8 @@ class Fleet:
         for q in p.rejected:
             h = self.handoffs[q.index]
             self._end(h, *q.verdict)
-            self.actions.append(("cancel_source", h))
+            # Nothing is held yet; a destination that waits is told at once.
+            self.actions.append(("cancel_source" if self.source_first else "cancel_destination", h))
         for q in p.completed:
             h = self.handoffs[q.index]
             h.held_ms = self.now

@@ -13,9 +13,10 @@ import pytest
 
 PROGRAM = """
 import vecsim
-from vecsim.run import kv_events, lower
+from vecsim.run import kv_events
+from vecsim.run.lower import ranks
 
-lower._FIRST_NODES = 1
+ranks._FIRST_NODES = 1
 kv_events._SLACK_WORDS = 0
 row = {"arrival_time_ms": 0, "input_tokens": 9, "output_tokens": 12}
 requests = [
@@ -60,9 +61,9 @@ def test_all_finish_at_once(topology, more, printed, observe):
 # A cached prompt, and a queue of prompts longer than the pool that leave it at depths of their own.
 REFUSED = """
 import vecsim
-from vecsim.run import lower
+from vecsim.run.lower import ranks
 
-lower._FIRST_NODES = 1
+ranks._FIRST_NODES = 1
 cached = list(range(60))
 row = {"arrival_time_ms": 100, "input_tokens": 70, "output_tokens": 1}
 requests = [
@@ -89,9 +90,10 @@ def test_a_queue_of_refused_prompts_splits_a_node_for_each():
 # A pass starts with an empty log, and finds just the room that it was promised.
 CONVERSATIONS = """
 import vecsim
-from vecsim.run import kv_events, lower
+from vecsim.run import kv_events
+from vecsim.run.lower import ranks
 
-lower._FIRST_NODES = 1
+ranks._FIRST_NODES = 1
 kv_events._SLACK_WORDS = 0
 new_log = kv_events.new_log
 

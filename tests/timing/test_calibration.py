@@ -8,9 +8,9 @@ import vecsim
 from tests.cli.test_cli import run  # noqa: F401 (a fixture)
 from tests.timing import recorded
 from vecsim.errors import InputError
-from vecsim.timing.hardware import gpu_of, model_of
+from vecsim.timing.machine.hardware import gpu_of, model_of
+from vecsim.timing.machine.roofline import Parallel, Roofline
 from vecsim.timing.points import COLUMNS, read_points
-from vecsim.timing.roofline import Parallel, Roofline
 
 
 @pytest.fixture(scope="module")

@@ -8,9 +8,9 @@ from tests.timing import recorded
 from vecsim.config.load import load
 from vecsim.config.roles import resolve_role
 from vecsim.errors import InputError
-from vecsim.timing.hardware import gpu_of, model_of
-from vecsim.timing.kv_capacity import estimate
-from vecsim.timing.roofline import Parallel
+from vecsim.timing.machine.hardware import gpu_of, model_of
+from vecsim.timing.machine.kv_capacity import estimate
+from vecsim.timing.machine.roofline import Parallel
 
 LLAMA_8B = "meta-llama/Meta-Llama-3.1-8B"
 LLAMA_70B = "meta-llama/Meta-Llama-3.1-70B"

@@ -8,10 +8,10 @@ import json
 import pytest
 
 from vecsim.errors import InputError
-from vecsim.timing.configs import read_config
-from vecsim.timing.hardware import model_of
-from vecsim.timing.kv_capacity import kv_bytes_per_token, weight_bytes
-from vecsim.timing.roofline import Parallel
+from vecsim.timing.machine.configs import read_config
+from vecsim.timing.machine.hardware import model_of
+from vecsim.timing.machine.kv_capacity import kv_bytes_per_token, weight_bytes
+from vecsim.timing.machine.roofline import Parallel
 
 LLAMA_70B = {
     "model_type": "llama",

@@ -6,8 +6,8 @@ from importlib import resources
 import pytest
 
 from vecsim.errors import InputError
-from vecsim.timing.hardware import gpu_of, model_of
-from vecsim.timing.roofline import Parallel, Roofline
+from vecsim.timing.machine.hardware import gpu_of, model_of
+from vecsim.timing.machine.roofline import Parallel, Roofline
 
 SHEET = tomllib.loads(resources.files("vecsim.data").joinpath("gpus.toml").read_text("utf-8"))
 

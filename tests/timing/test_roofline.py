@@ -9,10 +9,10 @@ import pytest
 import vecsim
 from tests.timing import recorded
 from vecsim.errors import InputError
-from vecsim.timing.configs import read_config
-from vecsim.timing.hardware import gpu_of, known_model, model_of
-from vecsim.timing.kernels import Kernels
-from vecsim.timing.roofline import Parallel, Pass, Roofline
+from vecsim.timing.machine.configs import read_config
+from vecsim.timing.machine.hardware import gpu_of, known_model, model_of
+from vecsim.timing.machine.kernels import Kernels
+from vecsim.timing.machine.roofline import Parallel, Pass, Roofline
 
 HELD_OUT = json.loads((recorded.FOLDER / "held_out.json").read_text())
 """The reference's prices of deployments that no constant was fitted to, by

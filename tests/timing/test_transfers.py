@@ -6,7 +6,7 @@ import pytest
 
 import vecsim
 from vecsim.errors import InputError
-from vecsim.timing.hardware import gpu_of, link_gb_s
+from vecsim.timing.machine.hardware import gpu_of, link_gb_s
 from vecsim.timing.resolve import TimingWarning
 
 ROOFLINE = {"type": "roofline", "model": "meta-llama/Meta-Llama-3.1-70B", "system": "h100_sxm"}

@@ -363,7 +363,7 @@ def test_written_workloads_read_back_equal(tmp_path, name, suffix) -> None:
         warnings.simplefilter("error")
         again = read_trace(path)
     assert_equal(again, workload)
-    with pytest.raises(InputError, match="unless told to overwrite"):
+    with pytest.raises(InputError, match="or --overwrite"):
         workload.write(path)
     workload.write(path, overwrite=True)
 

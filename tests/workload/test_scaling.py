@@ -215,7 +215,7 @@ def test_convert_and_its_options(tmp_path) -> None:
     assert workload.input_length.tolist() == [20, 30]
     again = command("convert", path, out, *columns)
     assert again.returncode == 2
-    assert "unless told to overwrite" in again.stderr
+    assert "or --overwrite" in again.stderr
     assert command("convert", path, out, *columns, "--overwrite").returncode == 0
     assert pl.read_parquet(out).height == 3
 

@@ -126,7 +126,7 @@ _WeightType = Literal[
 
 
 class RooflineTiming(_Closed, kw_only=True, tag_field="type", tag="roofline"):
-    """Prices from an analytic model of the GPU and the model (`vecsim.timing.roofline`).
+    """Prices from an analytic model of the GPU and the model (`vecsim.timing.machine.roofline`).
 
     `model` is a name of `vecsim.data`'s models.toml, or the path of a Hugging Face config.json;
     `system` is a name of its gpus.toml, or the path of a TOML file of a GPU of one's own. The data

@@ -20,7 +20,7 @@ from vecsim.results.frames import admissions_frame, requests_frame
 from vecsim.results.reference_report import CONDITIONAL_FIELDS, reference_fields, request_records
 from vecsim.results.summary import summary_of
 from vecsim.results.trajectories import Plays, play_outcomes, plays_of, trajectory_fields
-from vecsim.results.window import Measured, restrict
+from vecsim.run.window import Measured, restrict
 from vecsim.workload.dependencies import session_cap
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ tokens, `output_tokens` those of the column `output_length` of all requests, `pa
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import polars as pl
@@ -19,6 +19,7 @@ from vecsim.errors import InputError
 from vecsim.kernels.state import status as S
 from vecsim.kernels.state import worker as W
 from vecsim.run.outcome import HandoffOutcome, Outcome, PoolOutcome
+from vecsim.run.window import Measured
 
 _BUCKETS = 200
 _NICE = (1.0, 2.0, 5.0, 10.0)
@@ -256,6 +257,13 @@ def use_between(pool: PoolOutcome, start_ms: float, end_ms: float) -> dict[str, 
         )
         for own, name in names.items()
     }
+
+
+def with_use(measured: Measured, outcome: Outcome) -> Measured:
+    """With what the pools did in the window, from their segment logs."""
+    end = min(measured.end_ms, outcome.end_ms)
+    use = tuple(use_between(pool, measured.start_ms, end) for pool in outcome.pools)
+    return replace(measured, use=use)
 
 
 # --- buckets --------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -181,3 +181,11 @@ class Outcome:
     def has_segments(self) -> bool:
         """Whether the run kept the segment logs, from which time series are made."""
         return all(pool.segments is not None for pool in self.pools)
+
+
+PER_REQUEST = tuple(
+    column.name
+    for column in fields(Outcome)
+    if column.type == "np.ndarray" and not column.name.startswith("readmission_")
+)
+"""Columns of `Outcome` with one entry a request: what windows, frames and records go by."""

@@ -7,7 +7,6 @@ from collections.abc import Callable
 import numpy as np
 
 from vecsim.config.roles import Role
-from vecsim.kernels.fleet.itl_histogram import bin_midpoints, bin_of
 from vecsim.kernels.state import fleet as F
 from vecsim.kernels.state import rank as R
 from vecsim.kernels.state import request as Q
@@ -18,6 +17,7 @@ from vecsim.kernels.state.fleet import Fleet, Transfers
 from vecsim.kernels.state.rank import Ranks
 from vecsim.kernels.state.request import Requests
 from vecsim.kernels.state.worker import Scratch, Workers
+from vecsim.kernels.timing.itl_histogram import bin_midpoints, bin_of
 from vecsim.run.lower.fleet import FleetState
 from vecsim.run.lower.independent import Independent
 from vecsim.run.outcome import (

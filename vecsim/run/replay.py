@@ -7,6 +7,7 @@ import math
 import os
 import time
 import warnings
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,17 +17,19 @@ from vecsim.config.schema import Payload, Tokenization
 from vecsim.config.validate import check_supported, validate
 from vecsim.errors import InputError, SimulationError
 from vecsim.kernels.state import status as S
-from vecsim.results.result import Result
-from vecsim.results.window import Measured, check_windows, measured_of, with_use
 from vecsim.run.execute import Progress, RunOptions, run_fleet, run_independent
 from vecsim.run.lower.fleet import PoolPlan, lower_fleet
 from vecsim.run.lower.independent import lower_independent
 from vecsim.run.outcome import Outcome
+from vecsim.run.window import Measured, check_windows, measured_of
 from vecsim.timing.model import BoundTiming, PassTiming, check_timing
 from vecsim.timing.resolve import TimingWarning, note_free_transfers, price_role
 from vecsim.workload.columns import positive_int
 from vecsim.workload.dependencies import session_cap
 from vecsim.workload.workload import Workload
+
+if TYPE_CHECKING:
+    from vecsim.results.result import Result
 
 
 def replay(
@@ -108,6 +111,8 @@ def replay(
         (warmup_ms, cooldown_ms),
     )
     wall_time_ms = (time.perf_counter() - started) * 1000.0
+    from vecsim.results.result import Result  # results stand on runs, not the reverse
+
     return Result(
         payload,
         workload,
@@ -274,16 +279,23 @@ def _run(
             refusals = [bound.refusal for bound in bounds if bound is not None]
             raise SimulationError(next(filter(None, refusals), str(error))) from None
 
-    outcome = run(None)
+    told = None
+    if any(windows) and max_in_flight is None and workload.dependencies is None:
+        # Who arrives in the window is known ahead where arrivals are, except for later turns.
+        told = measured_of(workload.arrival_ms, *windows).rows
+    outcome = run(told)
     measured = measured_of(outcome.arrival_ms, *windows)
     counted = outcome.status == S.COMPLETED
     if measured is not None:
         counted &= measured.rows
-    if np.any(outcome.output_length[~counted] > 1):
-        # Gaps count for completed requests only, and who completes is known only now.
+    wrong = counted != (True if told is None else told)
+    if np.any(outcome.output_length[wrong] > 1):
+        # Gaps count for completed requests of the window only, and who they are is known only now.
         options = dataclasses.replace(options, progress=None)
         outcome = run(counted)
     if measured is not None:
+        from vecsim.results.timeline import with_use
+
         measured = with_use(measured, outcome)
     if logged and not timeline:
         pools = tuple(dataclasses.replace(pool, segments=None) for pool in outcome.pools)

@@ -27,8 +27,8 @@ from vecsim.errors import InputError
 from vecsim.files import json_text, replace_file
 from vecsim.kernels.compile.cache import cache_parent
 from vecsim.timing.grids import Grid, sample
-from vecsim.timing.hardware import near
-from vecsim.timing.kv_capacity import DEFAULT_FRACTIONS, KvCapacity
+from vecsim.timing.machine.hardware import near
+from vecsim.timing.machine.kv_capacity import DEFAULT_FRACTIONS, KvCapacity
 from vecsim.timing.points import read_points, write_points
 from vecsim.timing.table import TimingTable
 

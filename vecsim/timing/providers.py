@@ -33,17 +33,17 @@ from vecsim.config.validate_timing import aic_config
 from vecsim.errors import MISSING, InputError
 from vecsim.timing import aic
 from vecsim.timing.grids import Grid, sample
-from vecsim.timing.hardware import Gpu, Model, gpu_of, known_gpu, known_model, model_of
-from vecsim.timing.kv_capacity import (
+from vecsim.timing.machine.hardware import Gpu, Model, gpu_of, known_gpu, known_model, model_of
+from vecsim.timing.machine.kv_capacity import (
     DEFAULT_FRACTIONS,
     KvCapacity,
     estimate,
     kv_bytes_per_token,
 )
+from vecsim.timing.machine.roofline import Parallel, Roofline
 from vecsim.timing.model import CompiledTiming
 from vecsim.timing.points import read_points
 from vecsim.timing.resolve import TimingWarning
-from vecsim.timing.roofline import Parallel, Roofline
 from vecsim.timing.table import TimingTable
 
 _LEAST_SEQS, _MOST_SEQS, _EXACT_SEQS = 256, 16384, 1024

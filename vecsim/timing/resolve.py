@@ -14,7 +14,7 @@ from vecsim.config.roles import Role
 from vecsim.config.schema import FixedTiming, PolynomialTiming, RooflineTiming
 
 if TYPE_CHECKING:
-    from vecsim.timing.kv_capacity import KvCapacity
+    from vecsim.timing.machine.kv_capacity import KvCapacity
 
 _making = threading.RLock()
 

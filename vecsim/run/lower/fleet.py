@@ -16,7 +16,6 @@ import numpy as np
 from vecsim.config.roles import Role
 from vecsim.config.schema import DisaggregatedTopology, Tokenization
 from vecsim.kernels.cache import sharing
-from vecsim.kernels.fleet.itl_histogram import GAP_BINS
 from vecsim.kernels.state import fleet as F
 from vecsim.kernels.state import rank as R
 from vecsim.kernels.state import request as Q
@@ -27,6 +26,7 @@ from vecsim.kernels.state.pools import Forest, NextUseTable, Pools
 from vecsim.kernels.state.rank import Ranks
 from vecsim.kernels.state.request import Requests
 from vecsim.kernels.state.worker import Scratch, Workers
+from vecsim.kernels.timing.itl_histogram import GAP_BINS
 from vecsim.run.lower.arrivals import arrivals_of
 from vecsim.run.lower.content import content_of, empty_pools, next_use_table, own_blocks
 from vecsim.run.lower.ranks import (

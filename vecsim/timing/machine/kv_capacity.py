@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from vecsim.errors import InputError
-from vecsim.timing.hardware import BYTES, Gpu, Model
-from vecsim.timing.roofline import Parallel
+from vecsim.timing.machine.hardware import BYTES, Gpu, Model
+from vecsim.timing.machine.roofline import Parallel
 
 DEFAULT_FRACTIONS = {
     "vllm": ("gpu_memory_utilization", 0.9),

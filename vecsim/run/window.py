@@ -8,26 +8,9 @@ import numpy as np
 
 from vecsim.config.checks import non_negative
 from vecsim.errors import InputError
-from vecsim.results.timeline import use_between
-from vecsim.run.outcome import HandoffOutcome, Outcome
+from vecsim.run.outcome import PER_REQUEST, HandoffOutcome, Outcome
 
-_PER_REQUEST = (
-    "arrival_ms",
-    "first_admit_ms",
-    "first_token_ms",
-    "second_token_ms",
-    "last_token_ms",
-    "terminal_ms",
-    "input_length",
-    "output_length",
-    "reused_input_tokens",
-    "first_reused_input_tokens",
-    "admissions",
-    "status",
-    "reason",
-    "rank",
-)
-_TIMES = tuple(name for name in _PER_REQUEST if name.endswith("_ms"))
+_TIMES = tuple(name for name in PER_REQUEST if name.endswith("_ms"))
 
 
 @dataclass(frozen=True)
@@ -38,7 +21,8 @@ class Measured:
         rows: bool [n].
         start_ms: first arrival + warm-up.
         end_ms: last arrival - cool-down; without a cool-down infinite, for the end of the run.
-        use: for each pool what its workers did from start to end (`use_between`), once known.
+        use: for each pool what its workers did from start to end (`timeline.use_between`), once
+        known.
     """
 
     rows: np.ndarray
@@ -81,17 +65,10 @@ def measured_of(arrival_ms: np.ndarray, warmup_ms: float, cooldown_ms: float) ->
     return Measured(rows, start, end if cooldown_ms else np.inf)
 
 
-def with_use(measured: Measured, outcome: Outcome) -> Measured:
-    """With what the pools did in the window, from their segment logs."""
-    end = min(measured.end_ms, outcome.end_ms)
-    use = tuple(use_between(pool, measured.start_ms, end) for pool in outcome.pools)
-    return replace(measured, use=use)
-
-
 def restrict(outcome: Outcome, measured: Measured) -> Outcome:
     """The outcome of the covered requests, with times from `start_ms` on; what pools did is that
     of the window, but for their preemptions."""
-    columns = {name: getattr(outcome, name)[measured.rows] for name in _PER_REQUEST}
+    columns = {name: getattr(outcome, name)[measured.rows] for name in PER_REQUEST}
     for name in _TIMES:
         columns[name] = columns[name] - measured.start_ms
     again = measured.rows[outcome.readmission_request]

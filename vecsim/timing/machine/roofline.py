@@ -3,8 +3,8 @@
 Each operator is a function below: the work (FLOPs) and the bytes that it moves follow from the
 shape of the model, peaks and bandwidths from the data sheet of the GPU, and a `Kernel` says how
 near to them kernels of that sort come, and how long they take at least. The kernels' constants
-(`vecsim.timing.kernels`) were fitted operator by operator; no constant belongs to a model. Tile
-sizes are not modelled: measure, or use the database, where a few percent matter.
+(`vecsim.timing.machine.kernels`) were fitted operator by operator; no constant belongs to a model.
+Tile sizes are not modelled: measure, or use the database, where a few percent matter.
 
 Williams, Waterman, Patterson: Roofline, an insightful visual performance model, CACM 52 (4), 2009.
 """
@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from vecsim.timing.hardware import BYTES, Gpu, Model
-from vecsim.timing.kernels import LAUNCH_S, STREAMED, Kernels, kernels_of
+from vecsim.timing.machine.hardware import BYTES, Gpu, Model
+from vecsim.timing.machine.kernels import LAUNCH_S, STREAMED, Kernels, kernels_of
 
 _BF16 = BYTES["bf16"]
 _GROUP_FILL, _TILE_FILL = 128.0, 1e6

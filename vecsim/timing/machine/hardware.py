@@ -1,5 +1,5 @@
 """Facts about GPUs and models: the sheets in `vecsim.data`, files like them, and config.json files
-of Hugging Face (`vecsim.timing.configs`)."""
+of Hugging Face (`vecsim.timing.machine.configs`)."""
 
 from __future__ import annotations
 
@@ -208,7 +208,7 @@ def model_of(name: str, where: str) -> Model:
     """
     path = Path(name)
     if path.suffix == ".json" or path.is_dir():
-        from vecsim.timing.configs import read_config
+        from vecsim.timing.machine.configs import read_config
 
         return read_config(path / "config.json" if path.is_dir() else path)
     found = known_model(name)

@@ -12,7 +12,7 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-from vecsim.timing.hardware import Gpu
+from vecsim.timing.machine.hardware import Gpu
 
 STREAMED = 0.8
 """Share of the bandwidth that elementwise kernels reach."""

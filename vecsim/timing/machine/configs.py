@@ -13,7 +13,7 @@ from typing import Any
 
 from vecsim.config.documents import parse_json
 from vecsim.errors import MISSING, InputError
-from vecsim.timing.hardware import Model
+from vecsim.timing.machine.hardware import Model
 
 _FAMILIES = {"llama": "llama", "qwen": "qwen", "deepseek": "deepseek", "kimi": "deepseek"}
 

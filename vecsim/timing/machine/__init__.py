@@ -1,0 +1,1 @@
+"""An analytic price of a pass, from facts about GPUs and models; KV capacity."""
