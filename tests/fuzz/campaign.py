@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import argparse
 import multiprocessing
+import os
+import tempfile
 import time
+import warnings
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from multiprocessing import connection
+from pathlib import Path
 
 from tests.fuzz import specs, trial
 from tests.fuzz.reference import Reference
@@ -116,3 +121,34 @@ def _abandon(j: Job, why: str, tally: Tally, chunks: list[range]) -> None:
 def _replace(jobs: list[Job], j: Job, options: argparse.Namespace, chunks: list[range]) -> list:
     others = [other for other in jobs if other is not j]
     return [*others, _start(options, chunks.pop())] if chunks else others
+
+
+def in_one_process(
+    what: str,
+    options: argparse.Namespace,
+    run: Callable[[int, Reference, Path], tuple[str, list[str]]],
+) -> int:
+    """Runs `run(seed, reference, folder)` for every seed and prints the tally of its outcomes and
+    the lines of what differs. The exit status: 1 where anything does."""
+    warnings.simplefilter("ignore")
+    began = time.monotonic()
+    outcomes: Counter[str] = Counter()
+    failed: dict[int, list[str]] = {}
+    reference = Reference(options.reference)
+    with tempfile.TemporaryDirectory() as folder:
+        home = Path.cwd()
+        os.chdir(folder)  # the reference's process starts, and stays, here
+        for seed in options.seeds:
+            outcome, lines = run(seed, reference, Path(folder))
+            outcomes[outcome] += 1
+            if lines:
+                failed[seed] = lines
+        os.chdir(home)
+    reference.close()
+    print(f"{len(options.seeds)} {what}, {time.monotonic() - began:.0f} s")
+    for name, count in sorted(outcomes.items()):
+        print(f"  {name}: {count}")
+    print(f"  differing {what}: {len(failed)}")
+    for seed, lines in list(failed.items())[:10]:
+        print(f"seed {seed}:", *lines[:6], sep="\n    ")
+    return 1 if failed else 0

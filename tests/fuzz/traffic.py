@@ -10,13 +10,9 @@ import argparse
 import json
 import os
 import random
-import tempfile
-import time
-import warnings
-from collections import Counter
 from pathlib import Path
 
-from tests.fuzz import specs
+from tests.fuzz import campaign, specs
 from tests.fuzz.reference import Reference
 from tests.fuzz.trial import STANDSTILL
 from tests.models import slow_sessions
@@ -334,25 +330,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--against", choices=("vecsim", "slow"), default="vecsim")
     parser.add_argument("--disagg", action="store_true", help="prefill/decode fleets")
     options = parser.parse_args(argv)
-    warnings.simplefilter("ignore")
-    began = time.monotonic()
-    outcomes: Counter[str] = Counter()
-    failed: dict[int, list[str]] = {}
-    reference = Reference(options.reference)
-    with tempfile.TemporaryDirectory() as folder:
-        home = Path.cwd()
-        os.chdir(folder)  # the reference's process starts, and stays, here
-        for seed in options.seeds:
-            outcome, lines = run(seed, options.against, reference, Path(folder), options.disagg)
-            outcomes[outcome] += 1
-            if lines:
-                failed[seed] = lines
-        os.chdir(home)
-    reference.close()
-    print(f"{len(options.seeds)} seeds, {time.monotonic() - began:.0f} s")
-    for name, count in sorted(outcomes.items()):
-        print(f"  {name}: {count}")
-    print(f"  differing seeds: {len(failed)}")
-    for seed, lines in list(failed.items())[:10]:
-        print(f"seed {seed}:", *lines[:6], sep="\n    ")
-    return 1 if failed else 0
+
+    def compare(seed: int, reference: Reference, folder: Path) -> tuple[str, list[str]]:
+        return run(seed, options.against, reference, folder, options.disagg)
+
+    return campaign.in_one_process("seeds", options, compare)

@@ -9,17 +9,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import random
 import shutil
-import tempfile
-import time
-import warnings
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from tests.fuzz import specs
+from tests.fuzz import campaign, specs
 from tests.fuzz.reference import Reference
 from tests.fuzz.trial import STANDSTILL
 from tests.support import answers
@@ -235,25 +230,4 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--reference", required=True, help="Python that has the reference")
     parser.add_argument("--seeds", required=True, help="A:B, B excluded", type=specs.span)
     options = parser.parse_args(argv)
-    warnings.simplefilter("ignore")
-    began = time.monotonic()
-    outcomes: Counter[str] = Counter()
-    failed: dict[int, list[str]] = {}
-    reference = Reference(options.reference)
-    with tempfile.TemporaryDirectory() as folder:
-        home = Path.cwd()
-        os.chdir(folder)  # the reference's process starts, and stays, here
-        for seed in options.seeds:
-            outcome, lines = run(seed, reference, Path(folder))
-            outcomes[outcome] += 1
-            if lines:
-                failed[seed] = lines
-        os.chdir(home)
-    reference.close()
-    print(f"{len(options.seeds)} corpora, {time.monotonic() - began:.0f} s")
-    for name, count in sorted(outcomes.items()):
-        print(f"  {name}: {count}")
-    print(f"  differing: {len(failed)}")
-    for seed, lines in list(failed.items())[:10]:
-        print(f"seed {seed}:", *lines[:6], sep="\n    ")
-    return 1 if failed else 0
+    return campaign.in_one_process("corpora", options, run)

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import ctypes
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
 
-import numba
 import numpy as np
-from numba.core.errors import NumbaError
 
 from vecsim.errors import InputError
-from vecsim.kernels.compile.callback import c_caller
-from vecsim.kernels.compile.jit import DISABLED
+from vecsim.kernels.compile.callback import GuardedFunction
 from vecsim.kernels.timing.durations import DECODE, PREFILL
 
 
@@ -77,50 +72,24 @@ class CompiledTiming:
     decode: Callable[[int, int, int, int], float]
 
     @cached_property
-    def _compiled(self) -> tuple[Any, Any]:
+    def _compiled(self) -> tuple[GuardedFunction, GuardedFunction]:
         return _compile("timing.prefill", self.prefill, PREFILL), _compile(
             "timing.decode", self.decode, DECODE
         )
 
     def bind(self) -> BoundTiming:
         """The model for one run. Raises InputError: a function cannot be compiled."""
-        records = [
-            np.array([ctypes.cast(code, ctypes.c_void_p).value if DISABLED else code.address, 0])
-            for code in self._compiled
-        ]
+        records = [np.array([code.address, 0]) for code in self._compiled]
         return BoundTiming(*records, self._compiled)
 
 
-def _compile(where: str, function: Callable, signature: Any) -> Any:
+def _compile(where: str, function: Callable, signature: Any) -> GuardedFunction:
     try:
-        return _guarded(function, signature)
-    except (NumbaError, TypeError, ValueError, AttributeError) as error:
-        reason = str(error).strip().splitlines()[0]
+        return GuardedFunction(function, signature)
+    except ValueError as error:
         raise InputError(
-            where, function, f"a function that Numba compiles as {signature} ({reason})"
+            where, function, f"a function that Numba compiles as {signature} ({error})"
         ) from error
-
-
-def _guarded(function: Callable, signature: Any) -> Any:
-    """The function as C code that answers NaN where it raises: a C caller sees no exception."""
-    inner = numba.njit(error_model="numpy")(getattr(function, "py_func", function))
-    if signature is PREFILL:
-
-        def price(record, batch, mean_isl, mean_prefix):
-            try:
-                return float(inner(batch, mean_isl, mean_prefix))
-            except Exception:
-                return math.nan
-
-    else:
-
-        def price(record, batch, context_sum, mean_context, capacity):
-            try:
-                return float(inner(batch, context_sum, mean_context, capacity))
-            except Exception:
-                return math.nan
-
-    return c_caller(signature)(price) if DISABLED else numba.cfunc(signature)(price)
 
 
 def check_timing(where: str, timing: object) -> None:
