@@ -98,8 +98,8 @@ kv_events._SLACK_WORDS = 0
 new_log = kv_events.new_log
 
 
-def least_log(watched, ranks, coupled):
-    log = new_log(watched, ranks, coupled)
+def least_log(*sizes, **options):
+    log = new_log(*sizes, **options)
     return log._replace(words=log.words[: len(log.words) // 2])
 
 

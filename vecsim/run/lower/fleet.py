@@ -222,8 +222,11 @@ def _side(
     if role.backend == "sglang":
         state[Q.SHARED] = paths.covered
         requests = requests._replace(path_rows=paths.nodes)
-    elif caching:
+    elif role.rank.enable_prefix_caching:
+        # Also where no block has a name (`set_role`): whether events are observed must not change
+        # in which order gaps are summed.
         state[Q.PRIVATE] = private_requests(own, order)
+    if caching and role.backend != "sglang":
         if params[R.SINGLE_COPIES] and talks is None:
             state[Q.SHARED] = paths.covered
         else:
