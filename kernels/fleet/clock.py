@@ -23,7 +23,7 @@ from collections.abc import Callable
 import numpy as np
 
 from vecsim.kernels.compile.jit import inner
-from vecsim.kernels.fleet.arrivals import next_time, note_end, take_due
+from vecsim.kernels.fleet.arrivals import next_time, take_due
 from vecsim.kernels.fleet.decode_run import (
     cut_ahead,
     drop_ahead,
@@ -32,18 +32,16 @@ from vecsim.kernels.fleet.decode_run import (
     record_ahead,
 )
 from vecsim.kernels.fleet.event_queue import first_leaf, set_leaf
+from vecsim.kernels.fleet.handoff import bind as bind_handoffs
+from vecsim.kernels.fleet.handoff import fail, note_failed
 from vecsim.kernels.fleet.placement import enqueue, grow_prompt, next_in_turn, tokenized_at
-from vecsim.kernels.fleet.ready_set import drop_driven, enter_ready
+from vecsim.kernels.fleet.ready_set import drop_driven, wake
+from vecsim.kernels.fleet.signals import bind as bind_signals
 from vecsim.kernels.fleet.transfer import (
     act,
-    act_deferred,
     decode_copy,
-    defer,
     end_transfers,
-    log_step,
-    next_action,
     request_of,
-    start_transfer,
 )
 from vecsim.kernels.fleet.waiting_time import (
     count_idle_ranks,
@@ -57,7 +55,6 @@ from vecsim.kernels.fleet.waiting_time import (
 )
 from vecsim.kernels.fleet.worker import bind as bind_worker
 from vecsim.kernels.sched.interface import Scheduler
-from vecsim.kernels.sched.lifecycle import end_request, take_signal
 from vecsim.kernels.state import fleet as F
 from vecsim.kernels.state import rank as R
 from vecsim.kernels.state import request as Q
@@ -73,50 +70,25 @@ def set_end(clock, worker, end):
 
 
 @inner
-def wake(clock, worker):
-    """Enter a worker into the ready set."""
-    enter_ready(clock.ready, clock.state, F.READY_WORKERS, worker)
-
-
-@inner
 def goes_on(fleet, worker):
     """Whether a worker is in a run that is not known to its end."""
     w = fleet.workers.state[worker]
     return w[W.PENDING] == W.RUN and not is_last_ahead(w)
 
 
-@inner
-def fail(fleet, copy, s, worker, reason):
-    """A copy of a request ends without success."""
-    fleet.requests.state[Q.REASON, copy] = reason
-    w = fleet.workers.state[worker]
-    end_request(fleet.requests, w, s, copy, S.FAILED, fleet.clock.time[F.NOW])
-    take_signal(fleet.requests, s)  # the caller acts on it
-
-
-@inner
-def note_failed(fleet, q, copy):
-    """A request is no more in flight; what was cancelled without an end failed at its
-    destination."""
-    status = np.int64(fleet.requests.state[Q.STATUS, copy])
-    if status == S.UNFINISHED:
-        status = S.FAILED
-    note_end(fleet.arrivals, q, status, fleet.clock.time[F.NOW])
-
-
 def bind(scheduler: Scheduler) -> Callable:
     """The clock `run_clock(fleet)` for one family of backends."""
     kernels = bind_worker(scheduler)
     room_for_a_pass, first_watched_arrival, open_pass, close_pass, close_run = kernels
+    retry, retry_all, act_on_pass, act_on_start = bind_signals(scheduler)
     log_run, notices, reserves_first = (
         scheduler.log_run,
         scheduler.notices,
         scheduler.reserves_first,
     )
-    place, refusal, reserve = scheduler.place, scheduler.refusal, scheduler.reserve
-    activate, release_held = scheduler.activate, scheduler.release_held
+    place = scheduler.place
     first_waiting, fail_waiting = scheduler.first_waiting, scheduler.fail_waiting
-    cancel, try_in_vain = scheduler.cancel, scheduler.try_in_vain
+    try_in_vain = scheduler.try_in_vain
 
     # --- room -------------------------------------------------------------------------------------
     @inner
@@ -135,155 +107,28 @@ def bind(scheduler: Scheduler) -> Callable:
             return code
         return room_for(fleet, fleet.clock.pools[1, F.FIRST_WORKER])
 
-    # --- destinations -----------------------------------------------------------------------------
-    @inner
-    def retry(transfers, fleet, r):
-        """One attempt to reserve blocks for the first request that waits for them on a rank.
-        Whether it got them."""
-        s = fleet.ranks.fields[r]
-        copy = s[R.QUEUE_HEAD]
-        if copy < 0 or s[R.REFUSED_VERSION] == s[R.CAPACITY_VERSION]:
-            return False
-        now = fleet.clock.time[F.NOW]
-        new_blocks = reserve(fleet.requests, fleet.pools, s, copy, now)
-        if new_blocks < 0:
-            s[R.REFUSED_VERSION] = s[R.CAPACITY_VERSION]
-            return False
-        q = request_of(transfers, copy)
-        log_step(transfers.steps, F.STEP_RESERVED, q, now)
-        s[R.QUEUE_HEAD] = np.int64(fleet.requests.state[Q.NEXT, copy])
-        s[R.REFUSED_VERSION] = NONE
-        s[R.PREALLOCATED] += 1
-        transfers.requests[F.NEW_BLOCKS, q] = new_blocks
-        transfers.instants[F.RESERVED_AT, q] = now
-        act(transfers, F.SUBMIT if reserves_first else F.TRANSFER, q)
-        return True
-
-    @inner
-    def retry_all(transfers, fleet, w):
-        """An attempt on every rank of a worker. Whether one got blocks."""
-        reserved = False
-        for r in range(w[W.FIRST_RANK], w[W.FIRST_RANK] + w[W.DP_SIZE]):
-            reserved |= retry(transfers, fleet, np.int64(r))
-        return reserved
-
-    # --- signals ----------------------------------------------------------------------------------
-    @inner
-    def log_outputs(transfers, fleet, w):
-        """The steps of handoffs that a pass brought about."""
-        if transfers.steps is not None:
-            state = fleet.requests.state
-            for r in range(w[W.FIRST_RANK], w[W.FIRST_RANK] + w[W.DP_SIZE]):
-                copy = fleet.ranks.fields[r, R.SIGNAL_HEAD]
-                while copy >= 0:
-                    what = np.int64(state[Q.SIGNALS, copy])
-                    q = request_of(transfers, copy)
-                    now = fleet.clock.time[F.NOW]
-                    if what & Q.HELD_OUTPUT:
-                        log_step(transfers.steps, F.STEP_HELD, q, now)
-                    elif what & Q.ENDED and state[Q.STATUS, copy] == S.COMPLETED:
-                        log_step(transfers.steps, F.STEP_COMPLETED, q, now)
-                    copy = np.int64(state[Q.NEXT_SIGNAL, copy])
-
-    @inner
-    def cancel_ended(transfers, fleet, s):
-        """Cancel the handoffs of the requests that ended on a prefill rank, which holds nothing of
-        them; a destination that waits is told at once (found by comparison with the reference)."""
-        state = fleet.requests.state
-        kind = F.CANCEL_DESTINATION if reserves_first else F.CANCEL_SOURCE
-        copy = s[R.SIGNAL_HEAD]
-        while copy >= 0:
-            if np.int64(state[Q.SIGNALS, copy]) & Q.ENDED:
-                act(transfers, kind, copy)
-            copy = np.int64(state[Q.NEXT_SIGNAL, copy])
-
-    @inner
-    def act_on_held(transfers, fleet, s):
-        """The requests of a prefill rank whose prompts are done now."""
-        copy, what = take_signal(fleet.requests, s)
-        while copy >= 0:
-            if what & Q.HELD_OUTPUT:
-                transfers.instants[F.HELD_AT, copy] = fleet.clock.time[F.NOW]
-                act(transfers, F.TRANSFER if reserves_first else F.RESERVE, copy)
-            copy, what = take_signal(fleet.requests, s)
-
-    @inner
-    def note_ended(transfers, fleet, s, counts):
-        """Take all signals off the list of a rank; if it `counts`, the requests that ended there
-        are no more in flight."""
-        copy, what = take_signal(fleet.requests, s)
-        while copy >= 0:
-            if counts and what & Q.ENDED:
-                q = copy
-                if transfers is not None:
-                    q = request_of(transfers, copy)
-                status = np.int64(fleet.requests.state[Q.STATUS, copy])
-                note_end(fleet.arrivals, q, status, fleet.clock.time[F.NOW])
-            copy, what = take_signal(fleet.requests, s)
-
-    @inner
-    def act_on_pass(transfers, fleet, worker):
-        """Act on the signals of a pass or run that has ended."""
-        w = fleet.workers.state[worker]
-        if transfers is not None:
-            log_outputs(transfers, fleet, w)
-        for r in range(w[W.FIRST_RANK], w[W.FIRST_RANK] + w[W.DP_SIZE]):
-            s = fleet.ranks.fields[r]
-            if transfers is not None:
-                act_deferred(transfers, np.int64(r))
-                if s[R.ROLE] == R.SOURCE:
-                    cancel_ended(transfers, fleet, s)
-                    act_on_held(transfers, fleet, s)
-                else:
-                    note_ended(transfers, fleet, s, True)
-                    retry(transfers, fleet, np.int64(r))
-            else:
-                note_ended(transfers, fleet, s, True)
-
-    @inner
-    def cancel_first(transfers, fleet, s):
-        """Cancel the handoffs of requests that ended on a rank, if destinations wait for them."""
-        if transfers is not None and reserves_first and s[R.ROLE] == R.SOURCE:
-            cancel_ended(transfers, fleet, s)
-            return False
-        return True
-
-    @inner
-    def act_on_start(transfers, fleet, worker):
-        """Act on the signals of a pass that starts: requests that a standstill ended."""
-        w = fleet.workers.state[worker]
-        for r in range(w[W.FIRST_RANK], w[W.FIRST_RANK] + w[W.DP_SIZE]):
-            s = fleet.ranks.fields[r]
-            if s[R.SIGNAL_HEAD] >= 0:
-                counts = cancel_first(transfers, fleet, s)
-                note_ended(transfers, fleet, s, counts)
-
     # --- the ends of passes -----------------------------------------------------------------------
+    @inner
+    def record(fleet, worker):
+        """Record the passes of a run up to the end that stands in the event queue."""
+        ranks, workers, requests = fleet.ranks, fleet.workers, fleet.requests
+        record_ahead(ranks, workers, requests, fleet.pools, fleet.scratch, worker, log_run)
+
+    @inner
+    def end_run(fleet, worker, passes):
+        """Finish a run after `passes` recorded passes."""
+        count_idle_ranks(fleet, worker)
+        ranks, workers, requests = fleet.ranks, fleet.workers, fleet.requests
+        return close_run(ranks, workers, requests, fleet.pools, fleet.scratch, worker, passes)
+
     @inner
     def close_segment(fleet, worker):
         """Finish the pass or run that a worker has in flight and that ends now."""
         w = fleet.workers.state[worker]
         if w[W.PENDING] == W.RUN:
             passes = w[W.PENDING_PASSES]
-            record_ahead(
-                fleet.ranks,
-                fleet.workers,
-                fleet.requests,
-                fleet.pools,
-                fleet.scratch,
-                worker,
-                log_run,
-            )
-            count_idle_ranks(fleet, worker)
-            code = close_run(
-                fleet.ranks,
-                fleet.workers,
-                fleet.requests,
-                fleet.pools,
-                fleet.scratch,
-                worker,
-                passes,
-            )
+            record(fleet, worker)
+            code = end_run(fleet, worker, passes)
         else:
             count_idle_ranks(fleet, worker)
             code = close_pass(
@@ -297,15 +142,7 @@ def bind(scheduler: Scheduler) -> Callable:
     def walk_on(fleet, worker):
         """Record the passes of a run up to the end that stands in the event queue, and look further
         ahead."""
-        record_ahead(
-            fleet.ranks,
-            fleet.workers,
-            fleet.requests,
-            fleet.pools,
-            fleet.scratch,
-            worker,
-            log_run,
-        )
+        record(fleet, worker)
         look_ahead(fleet.ranks, fleet.workers, fleet.scratch, worker)
         set_end(fleet.clock, worker, fleet.workers.time[worker, W.PASS_END])
 
@@ -420,127 +257,9 @@ def bind(scheduler: Scheduler) -> Callable:
             release(fleet.transfers, fleet, q)
             fleet.clock.state[F.RELEASED_COUNT] += 1
 
-    # --- actions ----------------------------------------------------------------------------------
-    @inner
-    def ask_destination(transfers, fleet, q):
-        """A request asks a decode rank for blocks."""
-        requests = fleet.requests
-        copy = decode_copy(transfers, q)
-        r = next_in_turn(fleet, np.int64(1), np.int64(fleet.pins[1, q]))
-        s = fleet.ranks.fields[r]
-        worker = s[R.WORKER]
-        reason = refusal(requests, s, copy)
-        if reason > 0:
-            fail(fleet, copy, s, worker, reason)
-            cancel_or_forget(transfers, fleet, q)
-            return
-        place(requests, fleet.pools, fleet.content, s, copy, r)
-        log_step(transfers.steps, F.STEP_ACCEPTED, q, fleet.clock.time[F.NOW])
-        requests.state[Q.ORDER, copy] = transfers.state[F.ORDERS]
-        transfers.state[F.ORDERS] += 1
-        requests.time[Q.ARRIVAL, copy] = np.inf
-        requests.state[Q.NEXT, copy] = NONE
-        if s[R.QUEUE_HEAD] < 0:
-            s[R.QUEUE_HEAD] = copy
-            s[R.REFUSED_VERSION] = NONE
-        else:
-            requests.state[Q.NEXT, s[R.QUEUE_TAIL]] = copy
-        s[R.QUEUE_TAIL] = copy
-        if s[R.REFUSED_VERSION] == s[R.CAPACITY_VERSION]:
-            return
-        if is_idle(fleet, worker):
-            retry(transfers, fleet, r)
-            # While somebody waits for blocks its rank looks at other requests.
-            wake(fleet.clock, worker)
-
-    @inner
-    def cancel_or_forget(transfers, fleet, q):
-        """A request that never got decode blocks ended: its source holds blocks, or there is none
-        yet."""
-        if reserves_first:
-            note_failed(fleet, q, decode_copy(transfers, q))
-        else:
-            act(transfers, F.CANCEL_SOURCE, q)
-
-    @inner
-    def finish_transfer(transfers, fleet, q):
-        """The blocks are there: the destination may decode, the source may let go."""
-        copy = decode_copy(transfers, q)
-        r = np.int64(fleet.requests.state[Q.RANK, copy])
-        s = fleet.ranks.fields[r]
-        worker = s[R.WORKER]
-        if not is_idle(fleet, worker):
-            defer(transfers, r, F.ACTIVATE, q)
-            return
-        now = fleet.clock.time[F.NOW]
-        s[R.PREALLOCATED] -= 1
-        activate(fleet.requests, fleet.pools, s, copy, now)
-        log_step(transfers.steps, F.STEP_ACTIVATED, q, now)
-        transfers.instants[F.ACTIVATED_AT, q] = now
-        wake(fleet.clock, worker)
-        act(transfers, F.RELEASE, q)
-        retry(transfers, fleet, r)
-
-    @inner
-    def free_source(transfers, fleet, kind, q):
-        """Let a prefill rank forget a request, once its worker is idle."""
-        r = np.int64(fleet.requests.state[Q.RANK, q])
-        s = fleet.ranks.fields[r]
-        worker = s[R.WORKER]
-        if fleet.workers.state[worker, W.PENDING] != W.NO_PASS:
-            defer(transfers, r, kind, q)
-            return
-        now = fleet.clock.time[F.NOW]
-        if transfers.instants[F.HELD_AT, q] >= 0.0:
-            count_idle_time(fleet, worker, now)
-            release_held(fleet.requests, fleet.pools, s, q, now)
-            log_step(transfers.steps, F.STEP_RELEASED, q, now)
-            wake(fleet.clock, worker)
-        if kind == F.RELEASE:
-            transfers.instants[F.RELEASED_AT, q] = now
-        elif reserves_first:
-            act(transfers, F.CANCEL_DESTINATION, q)
-        else:
-            note_failed(fleet, q, q)
-
-    @inner
-    def cancel_destination(transfers, fleet, q):
-        """Let a decode rank forget a request that no prompt comes for."""
-        copy = decode_copy(transfers, q)
-        r = np.int64(fleet.requests.state[Q.RANK, copy])
-        s = fleet.ranks.fields[r]
-        worker = s[R.WORKER]
-        if not is_idle(fleet, worker):
-            defer(transfers, r, F.CANCEL_DESTINATION, q)
-            return
-        s[R.PREALLOCATED] -= 1
-        cancel(fleet.requests, fleet.pools, s, copy)
-        wake(fleet.clock, worker)
-        note_failed(fleet, q, q)
-        retry(transfers, fleet, r)
-
-    @inner
-    def run_actions(transfers, fleet):
-        """Execute all actions, and those they append. Returns DONE, or what has to grow first."""
-        while transfers.state[F.ACTIONS] > 0:
-            code = room_for_command(fleet)
-            if code != DONE:
-                return code
-            kind, q = next_action(transfers)
-            if kind == F.SUBMIT:
-                submit(fleet, q)
-            elif kind == F.RESERVE:
-                ask_destination(transfers, fleet, q)
-            elif kind == F.TRANSFER:
-                prompt = np.int64(fleet.requests.state[Q.ISL, decode_copy(transfers, q)])
-                start_transfer(transfers, q, prompt, fleet.clock.time[F.NOW])
-            elif kind == F.ACTIVATE:
-                finish_transfer(transfers, fleet, q)
-            elif kind == F.CANCEL_DESTINATION:
-                cancel_destination(transfers, fleet, q)
-            else:
-                free_source(transfers, fleet, kind, q)
-        return DONE
+    run_actions, cancel_or_forget = bind_handoffs(
+        scheduler, room_for_command, retry, is_idle, submit
+    )
 
     # --- drives -----------------------------------------------------------------------------------
     @inner
@@ -750,27 +469,10 @@ def bind(scheduler: Scheduler) -> Callable:
             if code != DONE:
                 return code
             drop_ahead(workers, worker, fleet.clock.time[F.HORIZON])
-            record_ahead(
-                fleet.ranks,
-                workers,
-                fleet.requests,
-                fleet.pools,
-                fleet.scratch,
-                worker,
-                log_run,
-            )
+            record(fleet, worker)
             passes = w[W.WALKED_PASSES]
             if passes > 0:
-                count_idle_ranks(fleet, worker)
-                close_run(
-                    fleet.ranks,
-                    workers,
-                    fleet.requests,
-                    fleet.pools,
-                    fleet.scratch,
-                    worker,
-                    passes,
-                )
+                end_run(fleet, worker, passes)
                 w[W.PENDING] = W.ONE_PASS  # the next one is under way
         count_to_the_end(fleet, fleet.clock.time[F.NOW])
         return DONE

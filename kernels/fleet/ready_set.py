@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from vecsim.kernels.compile.jit import inner
+from vecsim.kernels.state import fleet as F
 
 
 @inner
@@ -28,3 +29,9 @@ def drop_driven(ready, counters, count, driven):
     for i in range(driven, counters[count]):
         ready[i - driven] = ready[i]
     counters[count] -= np.int64(driven)
+
+
+@inner
+def wake(clock, worker):
+    """Enter a worker into the ready set."""
+    enter_ready(clock.ready, clock.state, F.READY_WORKERS, worker)
