@@ -20,6 +20,7 @@ from vecsim.kernels import entries_sglang, entries_vllm
 from vecsim.kernels.cache.block_pool import row_run
 from vecsim.kernels.cache.kv_events import AT_RESERVE, STORED_FIRST, log_blocks, mark_visible
 from vecsim.kernels.fleet import clock as fleet_clock
+from vecsim.kernels.fleet import handoff
 from vecsim.kernels.sched.interface import Scheduler
 from vecsim.kernels.state import fleet as F
 from vecsim.kernels.state import rank as R
@@ -68,7 +69,7 @@ def never_release(transfers, kind, q):
         ACT(transfers, kind, q)
 
 
-ACT = fleet_clock.act
+ACT = handoff.act
 
 
 def let_two_tokens_out(workload):
@@ -108,7 +109,7 @@ def main(backend: str) -> None:
     broken["the other side asked first"] = other
     for breach, ranks in broken.items():
         print(f"{breach}: {with_(backend, entries, 'run_clock', fleet_clock.bind(ranks))}")
-    print(f"source never released: {with_(backend, fleet_clock, 'act', never_release)}")
+    print(f"source never released: {with_(backend, handoff, 'act', never_release)}")
     two = with_(backend, lowering, "prompts_only", let_two_tokens_out)
     print(f"two tokens from the source: {two}")
 
